@@ -1,0 +1,168 @@
+"""The routes: from the wire to the predictor and back.
+
+Errors are raised where they are known and answered elsewhere: no route has a `try`. Knows nothing of
+batching, engines or sockets.
+"""
+
+import asyncio
+
+import orjson
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
+
+from service.client import ClientWatch, read_body
+from service.core import Prediction
+from service.errors import MethodNotAllowed, NotReady, ServiceError, TooManyTexts, UnsupportedMediaType
+from service.exchange import exchange_of
+from service.life import Life
+from service.loading import ModelDescription
+from service.manifest import form
+from service.schemas import read_request
+from service.store import Listing, list_models
+from service.wire import outcome_entry, server_timing
+
+JSON = "application/json"
+
+
+class PlainRoute(APIRoute):
+    """A route that FastAPI documents and that is called directly: request in, response out.
+
+    FastAPI's own way to an endpoint solves dependencies and opens exit stacks, of which none is needed here,
+    and costs more than all the rest of the way in and out. HEAD is answered wherever GET is.
+    """
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """By the path alone, which has no parameters; `handle` refuses a wrong method."""
+        if scope["type"] == "http" and scope["path"] == self.path:
+            return Match.FULL, {"endpoint": self.endpoint, "route": self}
+        return Match.NONE, {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        allowed = self.methods or set()
+        if "GET" in allowed:
+            allowed = {*allowed, "HEAD"}
+        if scope["method"] not in allowed:
+            raise MethodNotAllowed(tuple(sorted(allowed)))
+        response: Response = await self.endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+class Api:
+    """The endpoints of one service."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+
+    async def predict(self, request: Request) -> Response:
+        """Classify one text, or a list of texts.
+
+        One shape whatever was sent: a single text gives a list of one prediction. In a list, a text that
+        cannot be predicted has an `error` in its place and the others are answered; sent alone it is refused
+        with 422.
+        """
+        check_content(request)
+        asked = read_request(await read_body(request.receive))
+        self._life.refuse_when_stopping()
+        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+        exchange = exchange_of(request.scope)
+        exchange.texts = len(texts)
+        most = self._life.settings.max_texts
+        if len(texts) > most:
+            raise TooManyTexts(f"The request brings {len(texts)} texts; at most {most} are taken.")
+        with ClientWatch(request.receive):
+            answer = await self._life.predictor.predict(texts, truncate=asked.truncate)
+        first = answer.outcomes[0]
+        if isinstance(asked.inputs, str) and isinstance(first, ServiceError):
+            raise first
+        model = self._model()
+        exchange.tokens = sum(one.tokens for one in answer.outcomes if isinstance(one, Prediction))
+        exchange.timings = answer.timings
+        exchange.version = model.version
+        body = {
+            "model": model.name,
+            "version": model.version,
+            "predictions": [outcome_entry(model.labels, one, asked) for one in answer.outcomes],
+        }
+        return Response(
+            orjson.dumps(body), headers={"server-timing": server_timing(answer.timings)}, media_type=JSON
+        )
+
+    async def live(self, request: Request) -> Response:  # noqa: ARG002 - every endpoint takes the request
+        """200 as long as the event loop turns; says nothing of the model or the queue."""
+        return Response(b'{"status":"live"}', media_type=JSON)
+
+    async def ready(self, request: Request) -> Response:  # noqa: ARG002
+        """200 when the model is warm, no batch is overdue and nothing drains; else 503 with the reason."""
+        return self._health({})
+
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
+        """Readiness, with what is served."""
+        model = self._life.predictor.description
+        if model is None:
+            return self._health({})
+        return self._health(
+            {
+                "model": model.name,
+                "version": model.version,
+                "engine": model.engine,
+                "precision": model.precision,
+                "device": model.device,
+            }
+        )
+
+    def _health(self, facts: dict[str, str]) -> Response:
+        reason = self._life.unready_reason()
+        if reason is None:
+            return Response(orjson.dumps({"status": "ready", **facts}), media_type=JSON)
+        return Response(orjson.dumps({"status": "unready", "reason": reason, **facts}), 503, media_type=JSON)
+
+    async def metrics(self, request: Request) -> Response:
+        """The metrics for Prometheus; OpenMetrics when the Accept header asks for it."""
+        body, content_type = self._life.metrics.render(request.headers.get("accept"))
+        return Response(body, headers={"content-type": content_type})
+
+    async def models(self, request: Request) -> Response:  # noqa: ARG002
+        """The versions in the model store, and which of them answers."""
+        listings = await asyncio.to_thread(list_models, self._life.settings.model_store)
+        served = self._life.predictor.description
+        return Response(
+            orjson.dumps({"models": [describe(one, served) for one in listings]}), media_type=JSON
+        )
+
+    def _model(self) -> ModelDescription:
+        model = self._life.predictor.description
+        if model is None:
+            raise NotReady
+        return model
+
+
+def check_content(request: Request) -> None:
+    """Raise `UnsupportedMediaType` unless the body says that it is plain JSON in UTF-8."""
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    if kind.strip().lower() != JSON:
+        raise UnsupportedMediaType
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset" and value.strip().strip('"').lower() not in {"utf-8", "utf8"}:
+            raise UnsupportedMediaType("The charset must be utf-8.")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMediaType("The body must not be compressed.")
+
+
+def describe(listing: Listing, served: ModelDescription | None) -> dict[str, object]:
+    """One version of the store as `ModelVersion`."""
+    version = str(listing.version)
+    entry: dict[str, object] = {
+        "name": listing.name,
+        "version": version,
+        "served": served is not None and (served.name, served.version) == (listing.name, version),
+    }
+    if listing.manifest is not None:
+        entry["labels"] = listing.manifest.labels
+        entry["max_tokens"] = listing.manifest.max_tokens
+        entry["forms"] = [form(model) for model in listing.manifest.models]
+    if listing.problem is not None:
+        entry["problem"] = listing.problem
+    return entry

@@ -1,0 +1,127 @@
+"""`create_app(settings)`: all the wiring of one service, and the order of its layers as data.
+
+Knows nothing of sockets, signals or the environment.
+"""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp
+
+from service import engines
+from service.api import JSON, Api, PlainRoute
+from service.body_limit import BodyLimit
+from service.life import Life
+from service.loading import OpenEngine
+from service.metrics import Metrics
+from service.middleware import AccessLog, Connections, Errors, HttpMetrics, RequestId
+from service.openapi import PREDICT_ANSWER, PREDICT_ERRORS, document, error_responses, page, request_body
+from service.predictor import Predictor
+from service.schemas import Health, ModelList, PredictResponse
+from service.settings import Settings
+
+
+def create_app(settings: Settings, *, open_engine: OpenEngine = engines.open_engine) -> FastAPI:
+    """The application of one service; `app.state.life` is its life.
+
+    Args:
+        settings: all of them; nothing else is read.
+        open_engine: how the predictor gets its engine; a test may bring its own.
+    """
+    metrics = Metrics(deadline_s=settings.request_timeout_s)
+    life = Life(settings, metrics, Predictor(settings, metrics, open_engine=open_engine))
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        async with life.run():
+            yield
+
+    app = _Application(
+        openapi_url=None,  # with it go FastAPI's own pages
+        redirect_slashes=False,  # a POST that is redirected is sent twice; a wrong path is told so
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+        middleware=layers(life),
+        lifespan=lifespan,
+    )
+    app.state.life = life
+    app.router.route_class = PlainRoute
+    add_routes(app, Api(life))
+    add_documentation(app)
+    return app
+
+
+class _Application(FastAPI):
+    """FastAPI without the layers that it puts round every application.
+
+    They answer errors in another form than ours, look for telemetry, and cost a third of a request.
+    """
+
+    def build_middleware_stack(self) -> ASGIApp:
+        app: ASGIApp = self.router
+        for layer, arguments, options in reversed(self.user_middleware):
+            app = layer(app, *arguments, **options)
+        return app
+
+
+def layers(life: Life) -> list[Middleware]:
+    """The layers round the routes, the outermost first."""
+    return [
+        Middleware(RequestId),
+        Middleware(AccessLog),
+        Middleware(HttpMetrics, metrics=life.metrics),
+        Middleware(Connections, is_draining=life.is_draining),
+        Middleware(BodyLimit, max_body_bytes=life.settings.max_body_bytes),
+        Middleware(Errors),
+    ]
+
+
+def life_of(app: FastAPI) -> Life:
+    """The life of an application made by `create_app`."""
+    life: Life = app.state.life
+    return life
+
+
+def add_routes(app: FastAPI, api: Api) -> None:
+    """Every route but the documentation's. The first is tried first, so `/predict` comes first."""
+    app.add_api_route(
+        "/predict",
+        api.predict,
+        methods=["POST"],
+        response_model=PredictResponse,
+        responses={200: _example(PREDICT_ANSWER), **error_responses(PREDICT_ERRORS)},
+        openapi_extra=request_body(),
+    )
+    unready: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Unready"}}
+    app.add_api_route("/health/live", api.live, response_model=Health, response_model_exclude_none=True)
+    app.add_api_route("/health/ready", api.ready, response_model=Health, responses=unready)
+    app.add_api_route("/health", api.health, response_model=Health, responses=unready)
+    app.add_api_route("/metrics", api.metrics, response_class=PlainTextResponse)
+    app.add_api_route("/models", api.models, response_model=ModelList)
+
+
+def add_documentation(app: FastAPI) -> None:
+    """`/openapi.json` and `/docs`, made when first asked for; in a thread, since it takes a while."""
+    made = functools.cache(lambda: document(app.routes))
+
+    async def openapi_json(request: Request) -> Response:  # noqa: ARG001 - every endpoint takes the request
+        return Response(orjson.dumps(await asyncio.to_thread(made)), media_type=JSON)
+
+    async def docs(request: Request) -> Response:  # noqa: ARG001
+        return HTMLResponse(page(await asyncio.to_thread(made)))
+
+    app.add_api_route("/openapi.json", openapi_json, include_in_schema=False)
+    app.add_api_route("/docs", docs, include_in_schema=False)
+
+
+def _example(value: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "description": "The predictions, in the order of the texts",
+        "content": {JSON: {"example": value}},
+    }

@@ -1,0 +1,300 @@
+"""Groups concurrent submissions for a blocking function.
+
+One event loop owns the queue; the function runs in lanes (threads). Knows no text, numpy or HTTP.
+
+    submit ──> WaitingRoom ──_cut, when a lane is free──> Lanes: run(items) ──> _finish ──> Answer
+     loop         loop               loop                     a thread            loop       loop
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from service.answers import Answer, Outcome
+from service.errors import DeadlineExceeded, EngineDead, EngineFailed, QueueFull, ServiceError, Stopping
+from service.lanes import Call, Lanes
+from service.waiting import Limits, WaitingRoom
+
+__all__ = ["Batcher", "Limits", "Load", "Outcome"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+E = TypeVar("E", bound=ServiceError)
+
+log = logging.getLogger(__name__)
+
+_LONGEST_RETRY_S = 60
+_TIMER_GRAIN_S = 0.001  # uvloop counts in whole milliseconds and may call that much early
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A look at the batcher.
+
+    Attributes:
+        queued_items, queued_tokens: what waits for a lane.
+        oldest_age_s: how long the oldest of it has been waiting.
+        busy_lanes, running_items: calls under way, and the items in them.
+        longest_run_s: how long the call has been under way that was begun first.
+        dead: whether a defect has ended the batcher; it then refuses everything.
+    """
+
+    queued_items: int
+    queued_tokens: int
+    oldest_age_s: float
+    busy_lanes: int
+    longest_run_s: float
+    dead: bool
+    running_items: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Item(Generic[T, R]):
+    value: T
+    length: int
+    place: int
+    answer: Answer[R]
+
+
+class Batcher(Generic[T, R]):
+    """Runs a blocking function over the items of concurrent submissions, in batches of similar length.
+
+    Args:
+        run: called in a lane with the values of a batch; gives as many results, in their order.
+        lanes: how many threads, and so how many calls at the same time.
+        limits: bounds of the queue and of a batch.
+
+    All methods belong to the loop on which `start` was called.
+    """
+
+    def __init__(self, run: Callable[[Sequence[T]], Sequence[R]], *, lanes: int, limits: Limits) -> None:
+        self._run = run
+        self._limits = limits
+        self._lanes: Lanes[_Item[T, R], R] = Lanes(self._call, lanes, done=self._finish, died=self._die)
+        self._room: WaitingRoom[Answer[R], _Item[T, R]] = WaitingRoom(limits)
+        self._open: set[Answer[R]] = set()
+        self._cut_is_due = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._next_deadline = math.inf  # nothing that waits has an earlier one
+        self._started = False
+        self._stopping = False
+        self._dead: BaseException | None = None
+        self._all_answered = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start the lanes, on the running loop.
+
+        Raises:
+            RuntimeError: started before, closed, or a thread cannot be started.
+        """
+        if self._started or self._stopping:
+            raise RuntimeError("a batcher is started once, and not after close()")
+        self._started = True
+        try:
+            self._lanes.start()
+        except BaseException as error:
+            self._die(error)
+            raise
+
+    async def submit(
+        self, items: Sequence[T], lengths: Sequence[int], *, deadline: float | None = None
+    ) -> list[Outcome[R]]:
+        """Run all items, and give their outcomes in order. Cancelled, it abandons what is not under way.
+
+        Args:
+            items: what the function is called with, in batches with others.
+            lengths: tokens of each item, at least 1.
+            deadline: when the answer is no longer wanted, on the clock of the loop.
+
+        Raises:
+            QueueFull: at once, with the seconds after which the queue should have drained.
+            DeadlineExceeded: at the deadline, whatever the lanes do; at once when it has passed already.
+            Stopping: after close(). EngineDead: the batcher has died, chained to what killed it.
+            ValueError: lengths do not fit the items, or more items than `max_queue_items`: they never fit.
+        """
+        if not items:
+            return []
+        self._check(items, lengths, deadline)
+        return await self._admit(items, lengths, deadline)
+
+    def load(self) -> Load:
+        """What waits and runs now."""
+        now = time.monotonic()
+        return Load(
+            queued_items=self._room.items,
+            queued_tokens=self._room.tokens,
+            oldest_age_s=now - min((answer.arrived_s for answer in self._room.groups()), default=now),
+            busy_lanes=len(self._lanes.under_way),
+            longest_run_s=self._lanes.longest_run_s(),
+            dead=self._dead is not None,
+            running_items=sum(len(call.items) for call in self._lanes.under_way),
+        )
+
+    async def close(self, timeout_s: float) -> None:
+        """Refuse new work, finish what is queued, end the threads. May be called again.
+
+        After `timeout_s` seconds those that still wait fail with Stopping, and a lane whose call does not
+        come back is left behind: it ends with that call or with the process, whichever is first.
+        """
+        self._stopping = True
+        if not self._started:
+            return
+        give_up = asyncio.get_running_loop().time() + timeout_s
+        self._cut()  # what lingers need not wait for company any more
+        if not self._open:
+            self._all_answered.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(give_up):
+                await self._all_answered.wait()
+        for answer in list(self._open):
+            self._fail(answer, Stopping())
+        self._lanes.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(give_up):
+                await self._lanes.ended()
+
+    # --- in ---------------------------------------------------------------------------------------------
+
+    def _check(self, items: Sequence[T], lengths: Sequence[int], deadline: float | None) -> None:
+        """Refuse what cannot be admitted; see `submit` for the errors."""
+        if self._dead is not None:
+            raise EngineDead from self._dead
+        if self._stopping:
+            raise Stopping
+        if not self._started:
+            raise RuntimeError("submit() before start()")
+        if len(items) != len(lengths) or min(lengths) < 1:
+            raise ValueError(f"{len(items)} items want as many lengths of at least 1, not {len(lengths)}")
+        if len(items) > self._limits.max_queue_items:
+            raise ValueError(f"{len(items)} items never fit into a queue of {self._limits.max_queue_items}")
+        if deadline is not None and deadline <= asyncio.get_running_loop().time():
+            raise DeadlineExceeded
+        tokens = sum(lengths)
+        if not self._room.admits(len(items), tokens):
+            self._expire()
+            if not self._room.admits(len(items), tokens):
+                drained_s = min(self._lanes.seconds_for(self._room.tokens), _LONGEST_RETRY_S)
+                raise QueueFull(retry_after_s=max(1, math.ceil(drained_s)))
+
+    def _admit(self, items: Sequence[T], lengths: Sequence[int], deadline: float | None) -> Answer[R]:
+        loop = asyncio.get_running_loop()
+        answer: Answer[R] = Answer(loop, items=len(items), leave=self._settle)
+        places = range(len(items))
+        entries = [_Item(items[place], lengths[place], place, answer) for place in places]
+        if deadline is not None:
+            answer.deadline = deadline
+            answer.timer = loop.call_at(deadline, self._overdue, answer)
+            self._next_deadline = min(self._next_deadline, deadline)
+        self._open.add(answer)
+        with self._death_is_announced():
+            self._room.add(answer, entries, lengths)
+        if self._lanes.free and not self._cut_is_due:
+            # Not at once: others that arrive in this turn of the loop share the batch.
+            self._cut_is_due = True
+            loop.call_soon(self._cut)
+        return answer
+
+    # --- cut --------------------------------------------------------------------------------------------
+
+    def _cut(self) -> None:
+        """Give each free lane a batch. Work that would leave a lane free is shared out evenly."""
+        self._cut_is_due = False
+        with self._death_is_announced():
+            self._expire()
+            while (free := self._lanes.free) and self._room.items and not self._lingers():
+                items = self._room.take(share=math.ceil(self._room.items / free))
+                self._lanes.hand_in(Call(items, tokens=sum(item.length for item in items)))
+
+    def _lingers(self) -> bool:
+        """Whether a free lane is to wait for company; a timer then cuts later."""
+        if not self._limits.linger_s or self._stopping or self._room.fills_a_batch():
+            return False
+        oldest_s = min(answer.arrived_s for answer in self._room.groups())
+        left_s = oldest_s + self._limits.linger_s - time.monotonic()
+        if left_s < _TIMER_GRAIN_S:
+            return False
+        if self._linger is not None:
+            self._linger.cancel()
+        self._linger = asyncio.get_running_loop().call_later(left_s, self._cut)
+        return True
+
+    def _expire(self) -> None:
+        """Drop what is past its deadline though its timer has not run yet, as when the loop lags."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_deadline:
+            for answer in [answer for answer in self._room.groups() if answer.deadline <= now]:
+                self._overdue(answer)
+            self._next_deadline = min((a.deadline for a in self._room.groups()), default=math.inf)
+
+    # --- out --------------------------------------------------------------------------------------------
+
+    def _call(self, items: Sequence[_Item[T, R]]) -> Sequence[R]:
+        """What a lane calls; the only method that does not run on the loop."""
+        return self._run([item.value for item in items])
+
+    def _finish(self, call: Call[_Item[T, R], R]) -> None:
+        """A lane has made a call. What failed together is tried again item by item, before all else."""
+        with self._death_is_announced():
+            for number, item in enumerate(call.items):
+                if item.answer.done():
+                    continue  # abandoned, or late, or the batcher has died
+                if call.error is not None and len(call.items) > 1:
+                    self._room.add_alone(item.answer, item, item.length)
+                elif item.answer.add(item.place, _outcome(call, number)):
+                    self._settle(item.answer)
+                    item.answer.give()
+        self._cut()
+
+    def _overdue(self, answer: Answer[R]) -> None:
+        self._fail(answer, DeadlineExceeded())
+
+    def _fail(self, answer: Answer[R], error: ServiceError) -> None:
+        if not answer.done():
+            self._settle(answer)
+            answer.set_exception(error)
+
+    def _settle(self, answer: Answer[R]) -> None:
+        """The answer is about to be given, or nobody waits for it any more: its items leave the queue."""
+        self._open.discard(answer)
+        if answer.timer is not None:
+            answer.timer.cancel()
+        with self._death_is_announced():
+            self._room.remove(answer)
+        if self._stopping and not self._open:
+            self._all_answered.set()
+
+    @contextlib.contextmanager
+    def _death_is_announced(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._die(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _die(self, cause: BaseException) -> None:
+        """A defect: the queue can no longer be trusted. Everybody is told, now and at each `submit`."""
+        if self._dead is None:
+            self._dead = cause
+            log.critical("the batcher is dead: %s", type(cause).__name__)
+        self._room = WaitingRoom(self._limits)
+        for answer in list(self._open):
+            self._fail(answer, _chained(EngineDead(), cause))
+        self._lanes.stop()
+
+
+def _outcome(call: Call[_Item[T, R], R], number: int) -> Outcome[R]:
+    queue_s = call.started_s - call.items[number].answer.arrived_s
+    if call.error is None:
+        return Outcome(call.results[number], None, queue_s, call.run_s)
+    return Outcome(None, _chained(EngineFailed(), call.error), queue_s, call.run_s)
+
+
+def _chained(error: E, cause: BaseException) -> E:
+    error.__cause__ = cause
+    return error

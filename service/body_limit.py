@@ -1,0 +1,91 @@
+"""The layer that keeps a body within its limit.
+
+Not Starlette's own limit, which answers a declared length in plain text, past the one place where errors
+become answers. Knows bytes, and nothing of what they mean.
+"""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import TooLarge
+from service.exchange import exchange_of, header_of, problem
+
+LINGER_S = 1.0
+"""How long the rest of a refused body is read and dropped, so that its sender gets to read the refusal."""
+
+
+class BodyLimit:
+    """Refuses a body over the limit before it is held: at once by its declared length, else at the limit."""
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = header_of(scope, b"content-length")
+        if declared is not None:
+            # The server delivers no more than what is declared, and refuses what is not a number.
+            if int(declared) <= self._max_body_bytes:
+                await self._app(scope, receive, send)
+            else:
+                body = _CountedBody(receive, send, self._max_body_bytes)
+                await problem(self._error(), exchange_of(scope))(scope, body.receive, body.send)
+        elif header_of(scope, b"transfer-encoding") is not None:
+            body = _CountedBody(receive, send, self._max_body_bytes, error=self._error())
+            await self._app(scope, body.receive, body.send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _error(self) -> TooLarge:
+        return TooLarge(f"The body is over the limit of {self._max_body_bytes} bytes.")
+
+
+class _CountedBody:
+    """The two ends of a request whose body may be too long.
+
+    An answer that is sent before the whole body was there ends the connection; but first the rest is read and
+    dropped for a while: a connection that is closed with bytes unread takes the answer away from a client
+    that is still sending.
+    """
+
+    def __init__(self, receive: Receive, send: Send, limit: int, error: TooLarge | None = None) -> None:
+        self._receive = receive
+        self._send = send
+        self._left = limit
+        self._error = error
+        self._whole = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._left -= len(message.get("body", b""))
+            self._whole = not message.get("more_body", False)
+            if self._left < 0 and self._error is not None:
+                raise self._error
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self._whole:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            message["headers"].append((b"connection", b"close"))
+            await self._send(message)
+        elif message.get("more_body", False):
+            await self._send(message)
+        else:
+            await self._send({**message, "more_body": True})
+            await self._drop_the_rest()
+            await self._send({"type": "http.response.body", "body": b""})
+
+    async def _drop_the_rest(self) -> None:
+        try:
+            async with asyncio.timeout(LINGER_S):
+                more = True
+                while more:
+                    more = (await self._receive()).get("more_body", False)
+        except TimeoutError:
+            pass

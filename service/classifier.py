@@ -1,0 +1,73 @@
+"""One batch in a lane: encodings to logits to predictions, in one blocking call.
+
+Knows nothing of queues, deadlines or HTTP.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.core import Encoding, FloatArray, Prediction, TokenBatch
+from service.engines import Engine
+from service.errors import EngineFailed
+from service.metrics import Metrics
+
+Activation: TypeAlias = Literal["softmax", "sigmoid"]
+Result: TypeAlias = Prediction | EngineFailed
+
+
+class Classifier:
+    """What the lanes call. May be called from several threads at once."""
+
+    def __init__(
+        self, engine: Engine, metrics: Metrics, *, activation: Activation, temperature: float
+    ) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._activation: Activation = activation
+        self._temperature = temperature
+
+    def __call__(self, encodings: Sequence[Encoding]) -> list[Result]:
+        """A prediction for each text, in order; an error for one whose logits are not finite numbers.
+
+        Raises:
+            Exception: whatever the engine raises; it then has no answer for any text of this batch.
+        """
+        batch = TokenBatch.of(encodings)
+        started_s = time.perf_counter()
+        try:
+            logits = self._engine.run(batch)
+        finally:
+            self._metrics.batch_ran(
+                items=len(batch),
+                tokens=len(batch.ids),
+                padded_tokens=batch.padded_tokens,
+                duration_s=time.perf_counter() - started_s,
+            )
+        finite = np.all(np.isfinite(logits), axis=1, keepdims=True)
+        usable = np.where(finite, logits, np.float32(0))
+        scores = activate(usable, self._activation, temperature=self._temperature)
+        rows = zip(encodings, finite[:, 0].tolist(), logits.tolist(), scores.tolist(), strict=True)
+        return [
+            Prediction(tuple(logit_row), tuple(score_row), len(encoding), encoding.truncated)
+            if is_finite
+            else EngineFailed("The model's answer for this text is not a finite number.")
+            for encoding, is_finite, logit_row, score_row in rows
+        ]
+
+
+def activate(logits: FloatArray, activation: Activation, *, temperature: float) -> NDArray[np.float64]:
+    """Probabilities float64[n, labels] of logits float32[n, labels], divided by the temperature first.
+
+    softmax shares 1 among the labels of a row, sigmoid judges each label by itself; no finite row overflows.
+    Temperature scaling: Guo et al. 2017, "On Calibration of Modern Neural Networks".
+    """
+    scaled = logits.astype(np.float64) / temperature
+    if activation == "softmax":
+        powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+        return shares
+    return 0.5 * (1 + np.tanh(0.5 * scaled))

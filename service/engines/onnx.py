@@ -1,0 +1,188 @@
+"""Runs an ONNX classifier with onnxruntime, on a CPU or with CUDA.
+
+One session serves all lanes, so that the weights are in memory once.
+Knows nothing of texts, queues, settings or HTTP.
+"""
+
+import logging
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from service.core import FloatArray, TokenBatch
+from service.engines import EngineOptions, ModelShape, choose_model, pad
+from service.errors import EngineFailed, StartupError
+from service.store import Version
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+INTEGERS: dict[str, type[np.signedinteger[Any]]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+NEEDED_INPUTS = {"input_ids", "attention_mask"}
+KNOWN_INPUTS = {*NEEDED_INPUTS, "token_type_ids"}
+
+# onnxruntime's CPU kernel for the fused node takes a fifth of the run, the plain ones 2 %.
+SLOW_FUSIONS = ["SkipLayerNormFusion"]
+INT8_INSTRUCTIONS = {"avx512_vnni", "avx_vnni", "amx_int8"}
+
+logger = logging.getLogger(__name__)
+
+IntegerArray = NDArray[np.signedinteger[Any]]
+
+
+def open_engine(version: Version, options: EngineOptions) -> "OnnxEngine":
+    """Load the file of a verified version that fits the options. Device "auto" is cuda if it works, else cpu.
+
+    Raises:
+        StartupError: with the file and the reason.
+    """
+    if options.device == "auto" and PROVIDERS["cuda"] in onnxruntime.get_available_providers():
+        try:
+            return _open(version, replace(options, device="cuda"))
+        except StartupError as error:
+            logger.warning("cuda is not used: %s", error)
+    return _open(version, replace(options, device="cpu") if options.device == "auto" else options)
+
+
+def _open(version: Version, options: EngineOptions) -> "OnnxEngine":
+    manifest = version.manifest
+    file = choose_model(manifest, "onnx", precision=options.precision, device=options.device)
+    shape = ModelShape(len(manifest.labels), manifest.max_tokens, manifest.pad_id)
+    try:
+        return OnnxEngine(version.read(file), shape=shape, precision=file.precision, options=options)
+    except StartupError as error:
+        raise StartupError(f"{version.path / file.path}: {error}") from error
+
+
+class OnnxEngine:
+    """A loaded ONNX model. See `service.engines.Engine` for the attributes."""
+
+    name = "onnx"
+
+    def __init__(self, model: bytes, *, shape: ModelShape, precision: str, options: EngineOptions) -> None:
+        """Load a model from the bytes of its file, which are not needed afterwards.
+
+        Raises:
+            StartupError: the device is not there, or the graph is not a classifier of this shape.
+        """
+        self.precision = precision
+        self.device = "cpu" if options.device == "auto" else options.device
+        _check_device(self.device)
+        self.labels = shape.labels
+        self.max_tokens = shape.max_tokens
+        self._pad_id = shape.pad_id
+        session = _open_session(model, self.device, options)
+        self._inputs = _read_inputs(session)
+        _check_output(session, shape.labels)
+        self._run: Callable[..., list[FloatArray]] | None = session.run
+
+    def run(self, batch: TokenBatch) -> FloatArray:
+        """Logits float32[n, labels] of a batch, in its order. May be called from several threads at once.
+
+        Raises:
+            EngineFailed: the engine is closed, or gave an array of another shape.
+            Exception: whatever onnxruntime raises.
+        """
+        run = self._run
+        if run is None:
+            raise EngineFailed("the engine is closed")
+        logits = run(None, self._feed(batch))[0]
+        if logits.shape != (len(batch), self.labels):
+            raise EngineFailed(f"the model gave an array of shape {logits.shape} for {len(batch)} texts")
+        return logits
+
+    def close(self) -> None:
+        """Let the session go; calls that run finish with it. Safe to call twice."""
+        self._run = None
+
+    def _feed(self, batch: TokenBatch) -> dict[str, IntegerArray]:
+        """The inputs that the graph declares, each in the integers that it wants."""
+        ids, mask = pad(batch, self._pad_id)
+        by_name = {"input_ids": ids, "attention_mask": mask}
+        return {
+            name: by_name[name].astype(kind, copy=False)
+            if name in by_name
+            else np.zeros(ids.shape, dtype=kind)
+            for name, kind in self._inputs.items()
+        }
+
+
+def _check_device(device: str) -> None:
+    there = onnxruntime.get_available_providers()
+    if PROVIDERS[device] not in there:
+        raise StartupError(
+            f"device {device} was asked for, but this onnxruntime offers only {', '.join(there)}"
+        )
+
+
+def _open_session(model: bytes, device: str, options: EngineOptions) -> Any:
+    settings = onnxruntime.SessionOptions()
+    # The pool is shared by all lanes, and each caller works beside it: callers and pool are never more than
+    # lanes × threads. The numbers are always given: the default pins threads to cores, and fails in a cpuset.
+    settings.intra_op_num_threads = options.lanes * (options.threads_per_lane - 1) + 1
+    settings.inter_op_num_threads = 1
+    settings.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    settings.enable_mem_pattern = False
+    settings.log_severity_level = (
+        4  # what goes wrong is raised; lines of its own would break the log's format
+    )
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    exact = has_int8_instructions()
+    if not exact:
+        settings.add_session_config_entry("session.x64quantprecision", "1")
+    try:
+        session = onnxruntime.InferenceSession(
+            model, settings, providers=[PROVIDERS[device]], disabled_optimizers=SLOW_FUSIONS
+        )
+    except Exception as error:  # onnxruntime's errors have no base of their own
+        raise StartupError(f"onnxruntime cannot load the model: {error}") from error
+    if PROVIDERS[device] not in session.get_providers():
+        used = ", ".join(session.get_providers())
+        raise StartupError(f"device {device} was asked for, but onnxruntime fell back to {used}")
+    way = "in 8-bit instructions" if exact else "in 16 bits, to be exact"
+    logger.info("onnxruntime %s on %s, 8-bit products %s", onnxruntime.__version__, device, way)
+    return session
+
+
+def _read_inputs(session: Any) -> dict[str, type[np.signedinteger[Any]]]:
+    declared = {node.name: node.type for node in session.get_inputs()}
+    if unknown := set(declared) - KNOWN_INPUTS:
+        raise StartupError(
+            f"the graph wants inputs that the service does not give: {', '.join(sorted(unknown))}"
+        )
+    if missing := NEEDED_INPUTS - set(declared):
+        raise StartupError(f"the graph does not take {', '.join(sorted(missing))}")
+    if odd := set(declared.values()) - set(INTEGERS):
+        raise StartupError(f"the inputs of the graph are not integers: {', '.join(sorted(odd))}")
+    return {name: INTEGERS[kind] for name, kind in declared.items()}
+
+
+def _check_output(session: Any, labels: int) -> None:
+    outputs = session.get_outputs()
+    if len(outputs) != 1:
+        raise StartupError(f"the graph has {len(outputs)} outputs, not one")
+    kind, dims = outputs[0].type, outputs[0].shape
+    if kind != "tensor(float)" or len(dims) != 2 or (isinstance(dims[1], int) and dims[1] != labels):
+        raise StartupError(
+            f"the output of the graph is {kind}{dims}, not float [n, {labels}] for {labels} labels"
+        )
+
+
+def has_int8_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether 8-bit products are exact here at full speed.
+
+    An x86 core without these instructions adds pairs of products in 16 bits, which overflow: wrong numbers,
+    unless onnxruntime is told to be precise.
+    """
+    if platform.machine() not in {"x86_64", "AMD64"}:
+        return True
+    try:
+        flags = cpuinfo.read_text(encoding="utf-8").split()
+    except OSError:
+        return False
+    return not INT8_INSTRUCTIONS.isdisjoint(flags)

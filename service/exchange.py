@@ -1,0 +1,95 @@
+"""One request and its answer, as the layers and the routes know it together; and an error as its answer.
+
+Lives in the `state` of the ASGI scope. Knows nothing of the model, and never holds what was sent.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Scope
+
+from service.core import Timings
+from service.errors import MethodNotAllowed, ServiceError
+from service.schemas import Problem
+
+_KEY = "exchange"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What is known so far.
+
+    Attributes:
+        request_id: the caller's, when it is a sane one, else our own.
+        route: the path of a route that exists, or `other`.
+        started_s: when the headers were there, on the clock of `time.perf_counter`.
+        crowded: the connection is one too many.
+        status: of the answer; 0 until it is begun.
+        code: of the error that was answered, if any.
+        texts, tokens, timings, version: of a prediction.
+    """
+
+    request_id: str
+    method: str
+    route: str
+    crowded: bool = False
+    started_s: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    code: str | None = None
+    texts: int | None = None
+    tokens: int | None = None
+    timings: Timings | None = None
+    version: str | None = None
+
+    def duration_s(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.started_s
+
+
+def begin(scope: Scope, exchange: Exchange) -> None:
+    """Keep the exchange in the scope of its request."""
+    scope.setdefault("state", {})[_KEY] = exchange
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """The exchange of a request that has passed the outermost layer."""
+    exchange: Exchange = scope["state"][_KEY]
+    return exchange
+
+
+def header_of(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of this lower-case name."""
+    for key, value in scope["headers"]:
+        if key == name:
+            found: bytes = value
+            return found
+    return None
+
+
+def problem(error: ServiceError, exchange: Exchange, *, close: bool = False) -> Response:
+    """The error as an answer, noted in the exchange; with `close`, the connection ends with it."""
+    exchange.code = error.code
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = ", ".join(error.allow)
+    if close:
+        headers["connection"] = "close"
+    return Response(
+        orjson.dumps(
+            {
+                "type": f"/docs#{error.code}",
+                "title": error.title,
+                "status": error.status,
+                "detail": error.detail,
+                "code": error.code,
+                "request_id": exchange.request_id,
+            }
+        ),
+        error.status,
+        headers,
+        Problem.media_type,
+    )

@@ -1,0 +1,189 @@
+"""A fixed set of threads that run a blocking function, and how fast they are.
+
+One hand-off in and one message to the loop back for each call. Nothing polls: an idle lane sleeps until a
+call is handed in. Knows nothing of queues, requests or deadlines.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+I = TypeVar("I")  # noqa: E741 - the item
+R = TypeVar("R")
+
+_REMEMBERED_CALLS = 64
+
+
+@dataclass(eq=False, slots=True)
+class Call(Generic[I, R]):
+    """One call of the function, and what came of it: as many results as items, or an error.
+
+    Attributes:
+        items, tokens: what the function is called with, and how long it is in all.
+        started_s, ended_s: on the monotonic clock; the lane that takes the call up corrects the start.
+    """
+
+    items: Sequence[I]
+    tokens: int
+    started_s: float = field(default_factory=time.monotonic)
+    ended_s: float = 0.0
+    results: Sequence[R] = ()
+    error: BaseException | None = None
+
+    @property
+    def run_s(self) -> float:
+        return self.ended_s - self.started_s
+
+    def make(self, run: Callable[[Sequence[I]], Sequence[R]]) -> None:
+        """Call `run`. Whatever it raises, MemoryError and SystemExit too, is kept: the lane must live on."""
+        self.started_s = time.monotonic()
+        try:
+            results = list(run(self.items))
+            if len(results) != len(self.items):
+                raise ValueError(f"{len(results)} results for {len(self.items)} items")  # noqa: TRY301
+            self.results = results
+        except BaseException as error:  # noqa: BLE001
+            self.error = error
+        self.ended_s = time.monotonic()
+
+
+class DrainRate:
+    """How fast the lanes work, measured over the last calls. Idle time does not count."""
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._calls: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_CALLS)
+
+    def called(self, tokens: int, run_s: float) -> None:
+        """A call took `run_s` seconds of a lane and answered for `tokens` (0 when it failed)."""
+        self._calls.append((tokens, run_s))
+
+    def seconds_for(self, tokens: int, *, running_s: float = 0.0) -> float:
+        """How long all lanes together need for so many tokens; 0 while nothing is known.
+
+        `running_s` is how long the calls under way have taken, summed: a lane that is stuck counts as slow.
+        """
+        if not self._calls:
+            return 0.0
+        done = sum(tokens for tokens, _ in self._calls)
+        busy_s = sum(run_s for _, run_s in self._calls) + running_s
+        return tokens * busy_s / (max(done, 1) * self._lanes)
+
+
+class Lanes(Generic[I, R]):
+    """Threads that make calls. All methods belong to the loop on which `start` was called.
+
+    Args:
+        run: the blocking function; `count` threads may be in it at the same time.
+        done: called on the loop with each call that was made.
+        died: called on the loop with what ended a thread by accident.
+
+    Attributes:
+        under_way: the calls that were handed in and have not come back.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[I]], Sequence[R]],
+        count: int,
+        *,
+        done: Callable[[Call[I, R]], None],
+        died: Callable[[BaseException], None],
+    ) -> None:
+        if count < 1:
+            raise ValueError(f"lanes is {count}; at least one is needed")
+        self.under_way: dict[Call[I, R], None] = {}
+        self._run = run
+        self._count = count
+        self._done = done
+        self._died = died
+        self._rate = DrainRate(count)
+        self._inbox: SimpleQueue[Call[I, R] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._alive = 0
+        self._ended = asyncio.Event()
+        self._stopped = False
+
+    @property
+    def free(self) -> int:
+        """How many lanes have nothing to do."""
+        return self._count - len(self.under_way)
+
+    def start(self) -> None:
+        """Start the threads. When one cannot be started the others are stopped, and the error is raised."""
+        loop = asyncio.get_running_loop()
+        try:
+            for number in range(self._count):
+                # A daemon: a call that never comes back must not keep the process alive.
+                thread = threading.Thread(
+                    target=self._serve, args=(loop,), name=f"lane-{number}", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+                self._alive += 1
+        except BaseException:
+            self.stop()
+            raise
+
+    def hand_in(self, call: Call[I, R]) -> None:
+        """A free lane makes this call."""
+        self.under_way[call] = None
+        self._inbox.put(call)
+
+    def longest_run_s(self) -> float:
+        """How long the call has been under way that was begun first; 0 when there is none."""
+        now = time.monotonic()
+        return now - min((call.started_s for call in self.under_way), default=now)
+
+    def seconds_for(self, tokens: int) -> float:
+        """How long the lanes will take for so many tokens, as fast as they have been lately."""
+        now = time.monotonic()
+        return self._rate.seconds_for(tokens, running_s=sum(now - call.started_s for call in self.under_way))
+
+    def stop(self) -> None:
+        """Each thread ends when it has nothing more to do. May be called again."""
+        if not self._stopped:
+            self._stopped = True
+            for _ in self._threads:
+                self._inbox.put(None)
+        if not self._alive:
+            self._ended.set()
+
+    async def ended(self) -> None:
+        """Wait until `stop` has been called and every thread has ended."""
+        await self._ended.wait()
+        for thread in self._threads:
+            thread.join()  # its last message has come: it is already on its way out
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            while (call := self._inbox.get()) is not None:
+                call.make(self._run)
+                _tell(loop, self._back, call)
+                del call  # an idle lane holds nobody's items
+        except BaseException as error:  # noqa: BLE001 - the death of a lane is announced
+            _tell(loop, self._died, error)
+        _tell(loop, self._lane_ended)
+
+    def _back(self, call: Call[I, R]) -> None:
+        del self.under_way[call]
+        self._rate.called(0 if call.error is not None else call.tokens, call.run_s)
+        self._done(call)
+
+    def _lane_ended(self) -> None:
+        self._alive -= 1
+        if not self._alive:
+            self._ended.set()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, step: Callable[..., None], *args: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(step, *args)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

@@ -1,0 +1,202 @@
+"""The layers round the routes: request id, access log, metrics, connections, errors (and `body_limit`).
+
+Each does one thing and wraps no more than it needs; their order stands in `app`. They are plain ASGI:
+Starlette's `BaseHTTPMiddleware` hides from the routes that a client went away. Knows nothing of texts or of
+the model.
+"""
+
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.catalogue import OTHER_ROUTE, ROUTE_STATUSES
+from service.errors import Crowded, InternalError, NotFound, ServiceError
+from service.exchange import Exchange, begin, exchange_of, header_of, problem
+from service.logs import log_event
+from service.metrics import Metrics
+
+CROWDED_KEY = "crowded"
+"""In the `state` of the scope when the server has more connections than it should."""
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics")
+
+logger = logging.getLogger(__name__)
+
+
+class RequestId:
+    """Opens the exchange, and gives every answer its `X-Request-ID`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = header_of(scope, b"x-request-id")
+        request_id = (
+            given if given is not None and _SANE_ID.fullmatch(given) else secrets.token_hex(16).encode()
+        )
+        path = scope["path"]
+        exchange = Exchange(
+            request_id=request_id.decode(),
+            method=scope["method"],
+            route=path if path in ROUTE_STATUSES else OTHER_ROUTE,
+            crowded=scope.get("state", {}).get(CROWDED_KEY, False),
+        )
+        begin(scope, exchange)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                message["headers"].append((b"x-request-id", request_id))
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class AccessLog:
+    """One line a request when it is over; probes and scrapes that went well are told at debug level."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = exchange_of(scope)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._log(exchange)
+
+    def _log(self, exchange: Exchange) -> None:
+        level = logging.INFO
+        if exchange.status in {0, 500}:
+            level = logging.ERROR
+        elif exchange.status == 200 and exchange.route in _QUIET_ROUTES:
+            level = logging.DEBUG
+        if not logger.isEnabledFor(level):
+            return
+        timings = exchange.timings
+        stages: dict[str, Any] = {}
+        if timings is not None:
+            stages = {
+                "tokenize_ms": _ms(timings.tokenize_s),
+                "queue_ms": _ms(timings.queue_s),
+                "infer_ms": _ms(timings.infer_s),
+            }
+        log_event(
+            logger,
+            level,
+            "request",
+            request_id=exchange.request_id,
+            method=exchange.method,
+            route=exchange.route,
+            status=exchange.status,
+            code=exchange.code,
+            duration_ms=_ms(exchange.duration_s()),
+            texts=exchange.texts,
+            tokens=exchange.tokens,
+            **stages,
+            version=exchange.version,
+        )
+
+
+class HttpMetrics:
+    """Counts each request, its status and its error, and keeps the number of those in flight."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = exchange_of(scope)
+        self._metrics.request_started(exchange.route)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            # No status: the server stopped the request before it was answered.
+            status = exchange.status or InternalError.status
+            self._metrics.request_finished(
+                route=exchange.route, status=status, duration_s=exchange.duration_s()
+            )
+            if exchange.code is not None:
+                self._metrics.refused(exchange.code)
+
+
+class Errors:
+    """The one place where an error becomes an answer.
+
+    What is no `ServiceError` is a defect of ours: a 500, and a log line that tells where, not what.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer: ServiceError | None = None
+        try:
+            await self._app(scope, receive, send)
+        except ServiceError as error:
+            answer = error
+        except HTTPException:  # the router's, which raises it for a path that is none of its routes
+            answer = NotFound()
+        except Exception as error:
+            exchange = exchange_of(scope)
+            log_event(logger, logging.ERROR, "defect", request_id=exchange.request_id, exc_info=error)
+            if exchange.status:
+                raise  # the answer has begun; only the end of the connection can tell that it is not whole
+            answer = InternalError()
+        if answer is not None:
+            await problem(answer, exchange_of(scope))(scope, receive, send)
+
+
+class Connections:
+    """Ends connections after their answer while the service drains or has too many of them.
+
+    While it drains, its clients come back by a new connection, which a load balancer leads elsewhere. On a
+    connection too many only health and metrics are answered.
+    """
+
+    def __init__(self, app: ASGIApp, *, is_draining: Callable[[], bool]) -> None:
+        self._app = app
+        self._is_draining = is_draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = exchange_of(scope)
+        if exchange.crowded and exchange.route not in _QUIET_ROUTES:
+            await problem(Crowded(), exchange, close=True)(scope, receive, send)
+        elif exchange.crowded or self._is_draining():
+            await self._app(scope, receive, _closing(send))
+        else:
+            await self._app(scope, receive, send)
+
+
+def _closing(send: Send) -> Send:
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"].append((b"connection", b"close"))
+        await send(message)
+
+    return send_and_close
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

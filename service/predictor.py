@@ -1,0 +1,227 @@
+"""The one story: texts in, predictions out. Owns the tokenizer, the batcher and the engine, and their life.
+
+Knows nothing of HTTP, JSON or processes.
+"""
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from service import engines
+from service.batcher import Batcher, Limits, Outcome
+from service.classifier import Classifier, Result
+from service.core import Encoding, Prediction, Timings
+from service.errors import EngineFailed, NotReady, ServiceError, StartupError, Stopping
+from service.loading import LoadedModel, ModelDescription, OpenEngine, load
+from service.logs import log_event
+from service.metrics import Metrics
+from service.settings import Settings
+
+__all__ = ["Answer", "ModelDescription", "Predictor"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One outcome for each text, in order: a prediction, or the error that only this text met."""
+
+    outcomes: list[Prediction | ServiceError]
+    timings: Timings
+
+
+class _State(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPING = "stopping"
+
+
+class Predictor:
+    """Predicts texts with one version.
+
+    Args:
+        open_engine: makes the engine of a version; a test may bring its own.
+
+    Attributes:
+        description: what is served, or None until it is loaded and proven.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        open_engine: OpenEngine = engines.open_engine,
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._open_engine = open_engine
+        self._state = _State.STARTING
+        self._failure = ""
+        self._model: LoadedModel | None = None
+        self._batcher: Batcher[Encoding, Result] | None = None
+        self.description: ModelDescription | None = None
+
+    async def start(self) -> None:
+        """Verify, load, warm up, and check the golden texts. What blocks runs in threads: the loop turns.
+
+        Raises:
+            StartupError: with the reason, for the operator. The predictor then stays unready.
+        """
+        try:
+            model = await asyncio.to_thread(
+                load, self._settings, self._open_engine, go_on=lambda: self._state is _State.STARTING
+            )
+            batcher = self._make_batcher(model)
+            await batcher.start()
+        except BaseException as error:
+            self._failure = str(error) if isinstance(error, StartupError) else type(error).__name__
+            if self._state is _State.STARTING:
+                self._state = _State.FAILED
+            raise
+        self._model, self._batcher = model, batcher
+        self._announce(model.description)
+        if self._state is _State.STARTING:
+            self._state = _State.READY
+
+    async def stop(self, timeout_s: float) -> None:
+        """Take no more, answer what was accepted within `timeout_s`, free everything. Safe to call twice."""
+        self._state = _State.STOPPING
+        if self._batcher is not None:
+            await self._batcher.close(timeout_s)
+        if self._model is not None:
+            self._model.tokenizer.close()
+            self._model.engine.close()
+
+    def unready_reason(self) -> str | None:
+        """Why no predictions should be sent here now, or None."""
+        if self._state is _State.FAILED:
+            return f"start failed: {self._failure}"
+        if self._state is not _State.READY or self._batcher is None:
+            return str(self._state.value)
+        now = self._batcher.load()
+        if now.dead:
+            return "the batcher is dead"
+        if now.longest_run_s > self._settings.request_timeout_s:
+            return f"a batch has been running for {now.longest_run_s:.0f} s"
+        return None
+
+    async def predict(
+        self, texts: Sequence[str], *, truncate: bool = True, timeout_s: float | None = None
+    ) -> Answer:
+        """Predict all texts, in their order. A text that cannot be predicted has its error in its place.
+
+        Args:
+            truncate: whether a long text is cut; else it is refused.
+            timeout_s: after how many seconds nobody wants the answer; the setting when None.
+
+        Raises:
+            NotReady, Stopping, QueueFull, EngineDead: the request is refused as a whole.
+            DeadlineExceeded: the time was over; what had not started is not run.
+        """
+        model, batcher = self._ready()
+        deadline = asyncio.get_running_loop().time()
+        deadline += self._settings.request_timeout_s if timeout_s is None else timeout_s
+        started_s = time.perf_counter()
+        encodings = await model.tokenizer.encode_all(texts, truncate=truncate, deadline=deadline)
+        tokenize_s = time.perf_counter() - started_s
+        self._metrics.stage("tokenize", tokenize_s)
+
+        good = [encoding for encoding in encodings if isinstance(encoding, Encoding)]
+        answers = await batcher.submit(good, [len(one) for one in good], deadline=deadline)
+        for one in good:
+            self._metrics.text_read(tokens=len(one), truncated=one.truncated, unknown=one.unknown)
+        timings = _timings(tokenize_s, answers)
+        if answers:
+            self._metrics.stage("queue", timings.queue_s)
+            self._metrics.stage("infer", timings.infer_s)
+
+        results = map(_result, answers)
+        outcomes: list[Prediction | ServiceError] = [
+            next(results) if isinstance(one, Encoding) else one for one in encodings
+        ]
+        self._count(model.manifest.labels, outcomes)
+        return Answer(outcomes, timings)
+
+    def _ready(self) -> tuple[LoadedModel, Batcher[Encoding, Result]]:
+        if self._state is _State.STOPPING:
+            raise Stopping
+        if self._model is None or self._batcher is None or self._state is not _State.READY:
+            raise NotReady
+        return self._model, self._batcher
+
+    def _count(self, labels: Sequence[str], outcomes: Sequence[Prediction | ServiceError]) -> None:
+        failed = []
+        for outcome in outcomes:
+            if isinstance(outcome, Prediction):
+                best = max(outcome.scores)
+                self._metrics.predicted(labels[outcome.scores.index(best)], best)
+                continue
+            self._metrics.text_failed(outcome.code)
+            if isinstance(outcome, EngineFailed):
+                failed.append(outcome)
+        if failed:
+            log_event(
+                logger,
+                logging.ERROR,
+                "engine failed",
+                texts=len(failed),
+                reason=failed[0].detail,
+                exc_info=failed[0].__cause__,
+            )
+
+    def _make_batcher(self, model: LoadedModel) -> Batcher[Encoding, Result]:
+        manifest, settings = model.manifest, self._settings
+        classify = Classifier(
+            model.engine, self._metrics, activation=manifest.activation, temperature=manifest.temperature
+        )
+        limits = Limits(
+            max_batch_items=settings.max_batch_items,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_queue_items=settings.max_queue_items,
+            max_queue_tokens=settings.max_queue_tokens,
+            linger_s=settings.batch_linger_s,
+        )
+        batcher = Batcher(classify, lanes=model.description.lanes, limits=limits)
+        self._metrics.watch(
+            batcher.load,
+            max_queue_items=settings.max_queue_items,
+            max_queue_tokens=settings.max_queue_tokens,
+        )
+        return batcher
+
+    def _announce(self, model: ModelDescription) -> None:
+        """Say what is served: to the metrics, to the log and to callers."""
+        self._metrics.describe(
+            model=model.name,
+            version=model.version,
+            labels=model.labels,
+            engine=model.engine,
+            precision=model.precision,
+            device=model.device,
+        )
+        self._metrics.size(
+            lanes=model.lanes,
+            threads_per_lane=model.threads_per_lane,
+            cpu_quota_cores=model.cpu_quota_cores,
+        )
+        log_event(logger, logging.INFO, "ready", **asdict(model))
+        self.description = model
+
+
+def _result(outcome: Outcome[Result]) -> Result:
+    """What the lane gave for a text, or the error of the batcher in its place."""
+    if outcome.error is not None:
+        return outcome.error
+    return outcome.value if outcome.value is not None else EngineFailed()
+
+
+def _timings(tokenize_s: float, outcomes: Sequence[Outcome[Result]]) -> Timings:
+    if not outcomes:
+        return Timings(tokenize_s)
+    last = max(outcomes, key=lambda outcome: outcome.queue_s + outcome.run_s)
+    return Timings(tokenize_s, last.queue_s, last.run_s)

@@ -1,0 +1,179 @@
+"""The wire types: what a request may hold, what an answer holds, and how a body becomes a request.
+
+Knows the shapes alone: nothing of routes, of the model or of how an error is sent. No message made here
+repeats what was sent, not even the name of a field that is not known.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from service.errors import BadRequest, ServiceError, TextInvalid, Unprocessable
+
+MISTAKEN_NAMES = ("text", "texts", "input", "instances")
+"""What other services call the field `inputs`."""
+
+MAX_ERRORS_READ = 64
+"""More errors than this are only counted: each field of a hostile body can be one, and telling takes time."""
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PredictRequest(_Wire):
+    """The body of `POST /predict`. Of a key that stands twice the last one counts, as most readers do."""
+
+    inputs: str | Annotated[list[str], Field(fail_fast=True, min_length=1)] = Field(
+        description="One text, or a list of texts. The answer has one prediction for each, in the same order."
+    )
+    top_k: int | None = Field(
+        default=None, ge=1, description="Keep the best k labels in `scores`; all of them when null."
+    )
+    truncate: bool = Field(
+        default=True, description="Cut a text that is too long. When false, such a text is refused."
+    )
+    raw_scores: bool = Field(
+        default=False, description="Give logits in `score` and `scores` instead of probabilities."
+    )
+
+
+class Predicted(_Wire):
+    """What the model says of one text."""
+
+    label: str = Field(description="The best label.")
+    score: float = Field(description="The score of the best label.")
+    scores: dict[str, float] = Field(description="The score of each label, best first.")
+    tokens: int = Field(description="How many tokens the model read, special tokens included.")
+    truncated: bool = Field(description="Whether the text was cut to fit.")
+
+
+class ErrorInPlace(_Wire):
+    """Why one text of a list has no prediction."""
+
+    code: str
+    detail: str
+
+
+class Failed(_Wire):
+    """Stands in the place of a text of a list that could not be predicted."""
+
+    error: ErrorInPlace
+
+
+class PredictResponse(_Wire):
+    """One shape whatever was sent: a single text gives a list of one."""
+
+    model: str
+    version: str
+    predictions: list[Predicted | Failed]
+
+
+class Problem(_Wire):
+    """An error, as `application/problem+json` (RFC 9457). None of it repeats what was sent."""
+
+    media_type: ClassVar[str] = "application/problem+json"
+
+    type: str = Field(description="A reference to the description of the error on the page /docs.")
+    title: str = Field(description="The kind of error, in words.")
+    status: int = Field(description="The HTTP status.")
+    detail: str = Field(description="What is wrong with this request, for a person.")
+    code: str = Field(description="The kind of error, for a program; it does not change.")
+    request_id: str = Field(description="The X-Request-ID of the answer, to find the request in the logs.")
+
+
+class Health(_Wire):
+    """How the service stands."""
+
+    status: str = Field(description="live, ready or unready.")
+    reason: str | None = Field(default=None, description="Why it is unready.")
+    model: str | None = None
+    version: str | None = None
+    engine: str | None = None
+    precision: str | None = None
+    device: str | None = None
+
+
+class ModelVersion(_Wire):
+    """A version in the store."""
+
+    name: str
+    version: str
+    served: bool = Field(description="Whether this is the version that answers.")
+    labels: list[str] | None = Field(default=None, description="In the order of the model's outputs.")
+    max_tokens: int | None = Field(default=None, description="The longest text the model reads.")
+    forms: list[str] | None = Field(
+        default=None, description="The forms it is there in, as format/precision."
+    )
+    problem: str | None = Field(default=None, description="What is wrong with the version, if anything is.")
+
+
+class ModelList(_Wire):
+    """What the model store holds."""
+
+    models: list[ModelVersion]
+
+
+def read_request(body: bytes) -> PredictRequest:
+    """The request that a body holds.
+
+    Raises:
+        BadRequest: not JSON, or not UTF-8.
+        TextInvalid: a lone surrogate.
+        Unprocessable: JSON of another shape; the detail names the place.
+    """
+    try:
+        return PredictRequest.model_validate_json(body)
+    except ValidationError as error:
+        if error.error_count() > MAX_ERRORS_READ:
+            raise Unprocessable(_UNKNOWN_FIELD) from None
+        found = error.errors(include_url=False, include_input=False)
+        raise _explain([(one["type"], one["loc"], one.get("ctx", {})) for one in found]) from None
+
+
+_UNKNOWN_FIELD = (
+    f"There is a field that is not known; the fields are {', '.join(PredictRequest.model_fields)}."
+)
+_WRONG_SHAPE = {
+    "top_k": "top_k must be null or a whole number of at least 1.",
+    "truncate": "truncate must be true or false.",
+    "raw_scores": "raw_scores must be true or false.",
+}
+
+_Found = tuple[str, tuple[int | str, ...], dict[str, Any]]
+
+
+def _explain(found: Sequence[_Found]) -> ServiceError:
+    """The most helpful of what pydantic found wrong (type, place, context), in words of our own."""
+    kinds = {kind for kind, _, _ in found}
+    if "json_invalid" in kinds:
+        return _explain_syntax(str(found[0][2]["error"]))
+    if any(not place for _, place, _ in found):
+        return Unprocessable("The body must be a JSON object.")
+    unknown = [place[0] for kind, place, _ in found if kind == "extra_forbidden"]
+    if any(name in MISTAKEN_NAMES for name in unknown):
+        mistaken = next(name for name in MISTAKEN_NAMES if name in unknown)
+        return Unprocessable(f"There is no field `{mistaken}`: the texts belong in the field `inputs`.")
+    if unknown:
+        return Unprocessable(_UNKNOWN_FIELD)
+    if "missing" in kinds:
+        return Unprocessable("The field `inputs` is missing.")
+    field = str(found[0][1][0])
+    return Unprocessable(_WRONG_SHAPE.get(field) or _explain_inputs(found))
+
+
+def _explain_inputs(found: Sequence[_Found]) -> str:
+    if any(kind == "too_short" for kind, _, _ in found):
+        return "inputs must hold at least one text."
+    for _, place, _ in found:
+        if isinstance(place[-1], int):
+            return f"inputs.{place[-1]} must be a string."
+    return "inputs must be a string or a list of strings."
+
+
+def _explain_syntax(error: str) -> ServiceError:
+    """`error` is the JSON parser's; it names a line and a column and quotes nothing."""
+    if "surrogate" in error or "unexpected end of hex escape" in error:
+        return TextInvalid()
+    return BadRequest(f"The body is not valid JSON in UTF-8: {error}.")

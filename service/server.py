@@ -1,0 +1,215 @@
+"""Runs the application under uvicorn: listens at once, owns the signals, drains, stops within bounds.
+
+Knows nothing of routes or models; the life of the service says when it is ready or cannot start.
+"""
+
+import asyncio
+import errno
+import logging
+import math
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from service.app import create_app, life_of
+from service.connections import RESERVED_CONNECTIONS, BoundedConfig
+from service.errors import StartupError
+from service.life import Life
+from service.logs import log_event
+from service.metrics import service_version
+from service.settings import Settings
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_ABANDON_S = 2
+_OTHER_FILES = 128
+
+logger = logging.getLogger(__name__)
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal ends it.
+
+    Returns:
+        The exit code: 0 after a signal, 1 when the service could not start.
+
+    Raises:
+        StartupError: the address cannot be listened on.
+    """
+    allow_open_files(settings.max_connections + RESERVED_CONNECTIONS + _OTHER_FILES)
+    sockets = listen(settings.host, settings.port)
+    url = url_of(sockets[0])
+    log_event(logger, logging.INFO, f"listening on {url}", version=service_version())
+    app = create_app(settings)
+    server = Server(make_config(app, settings), life_of(app), url=url)
+    server.run(sockets)
+    log_event(logger, logging.INFO, "stopped", exit_code=server.exit_code)
+    return server.exit_code
+
+
+def make_config(app: Any, settings: Settings) -> BoundedConfig:
+    """How uvicorn is to serve the application."""
+    return BoundedConfig(
+        app,
+        read_timeout_s=settings.request_timeout_s,
+        max_connections=settings.max_connections,
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        workers=1,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # neither the client's address nor the scheme is used
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=math.ceil(settings.stop_timeout_s) + _ABANDON_S,
+    )
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with its start and its end told by the life of the service.
+
+    Attributes:
+        exit_code: what the process should end with.
+    """
+
+    def __init__(self, config: BoundedConfig, life: Life, *, url: str) -> None:
+        super().__init__(config)
+        self.exit_code = EXIT_OK
+        self._life = life
+        self._url = url
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._abandoning: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """In place of uvicorn's own, which stops at once and ends the process by the signal again."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.ask_to_stop)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve at once; what the life of the service becomes is told later."""
+        asyncio.get_running_loop().set_exception_handler(_log_unhandled)
+        await super().startup(sockets)
+        self._life.started.add_done_callback(self._tell_start)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what was accepted, within the stop timeout; what is left then is refused."""
+        timer = asyncio.get_running_loop().call_later(self._life.settings.stop_timeout_s, self._abandon)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+    def ask_to_stop(self) -> None:
+        """What a signal does: the first one drains, and each further one cuts short what goes on."""
+        if self._abandoning is not None:
+            self.force_exit = True
+        elif self.should_exit:
+            self._abandon()
+        elif self._life.is_draining() or not self._life.started.done():
+            self._stop()
+        else:
+            delay_s = self._life.settings.drain_delay_s
+            log_event(logger, logging.INFO, "draining", drain_delay_s=delay_s)
+            self._life.drain()
+            self._drain_timer = asyncio.get_running_loop().call_later(delay_s, self._stop)
+
+    def _stop(self) -> None:
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+        log_event(logger, logging.INFO, "stopping", stop_timeout_s=self._life.settings.stop_timeout_s)
+        self._life.stop_taking()
+        self.should_exit = True
+
+    def _abandon(self) -> None:
+        if self._abandoning is None:
+            self._abandoning = asyncio.get_running_loop().create_task(self._life.abandon())
+
+    def _tell_start(self, started: "asyncio.Future[str | None]") -> None:
+        if started.cancelled():
+            return
+        if started.result() is not None:
+            self.exit_code = EXIT_FAILED
+            self.should_exit = True
+            return
+        log_event(logger, logging.INFO, f"ready on {self._url}")
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to every address of the host, all on one port.
+
+    Raises:
+        StartupError: an address is taken, or there is no such host.
+    """
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            try:
+                # Port 0: the later addresses take the port that the first was given.
+                sockets.append(_bind(family, address[0], sockets[0].getsockname()[1] if sockets else port))
+            except OSError as error:
+                # "localhost" names an IPv6 address on machines that have none.
+                if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
+                    raise
+                missing = error
+        if not sockets and missing is not None:
+            raise missing
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return sockets
+
+
+def _bind(family: int, host: str | int, port: int) -> socket.socket:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind((host, port))
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def url_of(listening: socket.socket) -> str:
+    """The address of a listening socket as a URL."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def allow_open_files(wanted: int) -> None:
+    """Raise the soft limit on open files to what the connections need, as far as the hard one lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= wanted or soft == resource.RLIM_INFINITY:
+        return
+    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    if possible < wanted:
+        log_event(logger, logging.WARNING, "few open files are allowed", allowed=possible, wanted=wanted)
+
+
+def _log_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """asyncio's own handler would write the message of the exception, which may quote a text."""
+    log_event(logger, logging.ERROR, "unhandled", what=context["message"], exc_info=context.get("exception"))

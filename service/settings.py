@@ -1,0 +1,189 @@
+"""Every setting of the service, read once from the environment (prefix `VALENCE_`).
+
+The only reader of the environment. Knows nothing of what the values are used for.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Frozen settings; each field is the variable `VALENCE_<FIELD>`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="VALENCE_", frozen=True, extra="ignore", env_ignore_empty=True
+    )
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 in a container.")
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and logs it."
+    )
+
+    model_store: Path = Field(default=Path("model_store"), description="Folder that holds <name>/<version>/.")
+    model: str = Field(default="sentiment", min_length=1, description="Name of the model in the store.")
+    version: int | None = Field(
+        default=None, ge=1, description="Version to serve; unset takes the highest number. Set it to go back."
+    )
+    engine: Literal["auto", "onnx"] = Field(default="auto", description="Which engine runs the model.")
+    precision: Literal["auto", "float32", "int8"] = Field(
+        default="auto",
+        description="Which form of the version is served; auto takes int8 on a CPU when the version has it.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where the model runs. cuda refuses to start when there is none."
+    )
+    lanes: int | None = Field(
+        default=None,
+        ge=1,
+        le=256,
+        description="Batches that run at the same time; unset: one for each core of the CPU quota.",
+    )
+    threads_per_lane: int | None = Field(
+        default=None,
+        ge=1,
+        le=256,
+        description="Threads inside one batch; unset: the cores of the quota shared by the lanes.",
+    )
+
+    request_timeout_s: float = Field(
+        default=10.0, gt=0, le=3600, description="Deadline of a request, in seconds."
+    )
+    max_body_bytes: int = Field(
+        default=2_000_000, ge=1, description="Largest body; a larger one is refused with 413."
+    )
+    max_texts: int = Field(
+        default=256, ge=1, description="Most texts in one request; more are refused with 413."
+    )
+    max_text_chars: int = Field(
+        default=32_768, ge=1, description="A text is cut to this many characters before tokenising."
+    )
+    max_queue_items: int = Field(
+        default=1024, ge=1, description="Most texts that wait; beyond it 503. At least MAX_TEXTS."
+    )
+    max_queue_tokens: int = Field(default=131_072, ge=1, description="Most tokens that wait; beyond it 503.")
+    max_batch_items: int = Field(default=32, ge=1, description="Most texts in one batch.")
+    max_batch_tokens: int = Field(
+        default=1024, ge=1, description="Most tokens in one batch, padding included."
+    )
+    batch_linger_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="How long a free lane waits for company, from the oldest arrival, in seconds.",
+    )
+
+    log_format: Literal["auto", "console", "json"] = Field(
+        default="auto", description="auto: console on a terminal, else one JSON object a line."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level that is logged."
+    )
+
+    drain_delay_s: float = Field(
+        default=5.0,
+        ge=0,
+        le=600,
+        description="After SIGTERM: readiness is 503 and requests are still served, in seconds.",
+    )
+    stop_timeout_s: float = Field(
+        default=20.0,
+        gt=0,
+        le=600,
+        description="After the drain delay: bound on answering what was accepted, in seconds.",
+    )
+    keep_alive_s: int = Field(
+        default=75, ge=1, le=3600, description="How long an idle connection is kept, in seconds."
+    )
+    max_connections: int = Field(
+        default=2048,
+        ge=1,
+        description="Most open connections; beyond it only health and metrics are answered.",
+    )
+
+    @model_validator(mode="after")
+    def _limits_agree(self) -> Self:
+        if self.max_queue_items < self.max_texts:
+            raise ValueError(
+                f"VALENCE_MAX_QUEUE_ITEMS ({self.max_queue_items}) must be at least "
+                f"VALENCE_MAX_TEXTS ({self.max_texts})"
+            )
+        return self
+
+
+PREFIX = "VALENCE_"
+# What Kubernetes puts into every pod of a namespace that has a Service called "valence".
+_SERVICE_LINK = re.compile(r"VALENCE_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*)")
+
+
+class SettingsError(Exception):
+    """The environment holds values that cannot be used.
+
+    Attributes:
+        problems: one line for each, with the name of the variable.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("; ".join(problems))
+
+
+def read_settings() -> Settings:
+    """The settings of this process.
+
+    Raises:
+        SettingsError: a value has the wrong form, or two do not agree.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        problems = [
+            _problem(str(one["loc"][0]) if one["loc"] else None, one["msg"], one["input"])
+            for one in error.errors(include_url=False)
+        ]
+        raise SettingsError(problems) from None
+
+
+def _problem(field: str | None, message: str, value: object) -> str:
+    message = message.removeprefix("Value error, ")
+    if field is None:
+        return message
+    name = PREFIX + field.upper()
+    if name == "VALENCE_PORT" and "://" in str(value):
+        return (
+            f"{name} is {value!r}, which Kubernetes sets for a Service called valence: "
+            "set enableServiceLinks: false on the pod, or VALENCE_PORT in its env"
+        )
+    return f"{name} is {value!r}: {message[:1].lower()}{message[1:]}"
+
+
+def unknown_variables() -> list[str]:
+    """One line for each VALENCE_* variable that is set and is no setting, with the nearest real one."""
+    known = {name.upper() for name in Settings.model_fields}
+    lines = []
+    for name in sorted(os.environ):
+        own = name.upper().removeprefix(PREFIX)
+        if not name.upper().startswith(PREFIX) or own in known or _SERVICE_LINK.fullmatch(name):
+            continue
+        nearest = difflib.get_close_matches(own, sorted(known), n=1)
+        lines.append(f"{name} is not a setting" + (f"; is {PREFIX}{nearest[0]} meant?" if nearest else ""))
+    return lines
+
+
+def describe_settings() -> Iterator[tuple[str, str, str]]:
+    """Variable, default (empty when unset) and description of each setting, in their order."""
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default is None else str(field.default)
+        yield PREFIX + name.upper(), default, field.description or ""
+
+
+def env_example() -> str:
+    """The documented `.env.example`: each setting, commented out, with its default."""
+    parts = [f"# {description}\n#{name}={default}\n" for name, default, description in describe_settings()]
+    return "\n".join(parts)

@@ -1,0 +1,127 @@
+"""Proves a loaded engine before it serves: every shape is run, and the golden texts get their known answers.
+
+Blocks. Knows nothing of queues, settings or HTTP.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from service.classifier import activate
+from service.core import Encoding, FloatArray, TokenBatch
+from service.engines import Engine
+from service.errors import StartupError
+from service.store import Manifest, form
+from service.tokenizer import Tokenizer
+
+SHORTEST = 3
+COMPANY_BOUND = 1e-4
+"""Largest change of a probability by the other texts of a batch."""
+
+
+def shapes(*, max_tokens: int, max_batch_items: int, max_batch_tokens: int) -> list[tuple[int, int]]:
+    """The (texts, length) that stand for all that batches can be, those of the most tokens first.
+
+    Lengths double from the shortest text to the longest. Of each length there is one text, which always fits
+    as in the batcher, and the most that fit: on a CPU the shapes in between cost nothing extra later.
+    """
+    pairs = {
+        (count, length)
+        for length in _doubling(SHORTEST, max_tokens)
+        for count in (1, max(1, min(max_batch_items, max_batch_tokens // length)))
+    }
+    return sorted(pairs, key=lambda pair: pair[0] * pair[1], reverse=True)
+
+
+def _doubling(start: int, end: int) -> Iterator[int]:
+    value = min(start, end)
+    while value < end:
+        yield value
+        value *= 2
+    yield end
+
+
+def warm_up(
+    engine: Engine,
+    grid: Sequence[tuple[int, int]],
+    *,
+    lanes: int,
+    sample: Encoding,
+    go_on: Callable[[], bool],
+) -> None:
+    """Run every shape in all lanes at the same time, the largest first, so that memory is at its peak.
+
+    Args:
+        sample: a text whose tokens fill the shapes.
+        go_on: asked between two shapes; when it says no, the warm-up ends early.
+
+    Raises:
+        StartupError: the engine failed on a shape.
+    """
+
+    def run_grid() -> None:
+        for count, length in grid:
+            if go_on():
+                ids = np.resize(np.array(sample.ids, dtype=np.int64), count * length)
+                _run(engine, TokenBatch(ids, np.full(count, length, dtype=np.int64)))
+
+    with ThreadPoolExecutor(lanes, thread_name_prefix="warm-up") as executor:
+        for done in [executor.submit(run_grid) for _ in range(lanes)]:
+            done.result()
+
+
+def check_golden_texts(engine: Engine, tokenizer: Tokenizer, manifest: Manifest) -> None:
+    """Compare what the engine says of the golden texts with what the manifest says, alone and in company.
+
+    Raises:
+        StartupError: a logit is off by more than the bound of the file, a label is another one, or an answer
+            depends on the other texts of its batch.
+    """
+    key = f"{engine.name}/{engine.precision}"
+    bound = next((file.logit_bound for file in manifest.models if form(file) == key), None)
+    if bound is None or engine.labels != len(manifest.labels):
+        raise StartupError(
+            f"the engine gives {engine.labels} logits in {key}, which the version does not have"
+        )
+    encodings = [tokenizer.encode(golden.text) for golden in manifest.golden_texts]
+    expected = np.array([golden.logits[key] for golden in manifest.golden_texts], dtype=np.float32)
+    alone = np.concatenate([_run(engine, TokenBatch.of([encoding])) for encoding in encodings])
+    together = _run(engine, TokenBatch.of(encodings))
+    _compare(alone, expected, bound=bound)
+    chances = [
+        activate(logits, manifest.activation, temperature=manifest.temperature)
+        for logits in (alone, together)
+    ]
+    change = np.abs(chances[0] - chances[1]).max(axis=1)
+    worst = int(change.argmax())
+    if not change[worst] <= COMPANY_BOUND:
+        raise StartupError(
+            f"golden text {worst + 1}: its probability changes by {change[worst]:.2g} in company, and "
+            f"{COMPANY_BOUND:g} is allowed: its answer depends on the other texts of a batch"
+        )
+
+
+def _compare(logits: FloatArray, expected: FloatArray, *, bound: float) -> None:
+    distance = np.abs(logits - expected).max(axis=1)
+    worst = int(distance.argmax())
+    if not distance[worst] <= bound:
+        raise StartupError(
+            f"golden text {worst + 1}: a logit is off by {distance[worst]:.2g}, and {bound:g} is allowed: "
+            "the tokenizer, the model or this processor is not the one that the version was made with"
+        )
+    same = (
+        (logits > 0) == (expected > 0) if expected.shape[1] == 1 else logits.argmax(1) == expected.argmax(1)
+    )
+    if not same.all():
+        raise StartupError(
+            f"golden text {int(same.argmin()) + 1}: its best label is not the one in the manifest"
+        )
+
+
+def _run(engine: Engine, batch: TokenBatch) -> FloatArray:
+    try:
+        return engine.run(batch)
+    except Exception as error:
+        longest = int(batch.lengths.max())
+        raise StartupError(f"the engine failed on {len(batch)} × {longest} tokens: {error}") from error

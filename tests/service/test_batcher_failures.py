@@ -1,0 +1,330 @@
+"""The batcher's contract, points 6 to 8: what is abandoned, what fails, and what kills."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from service.batcher import Batcher, Limits
+from service.errors import DeadlineExceeded, EngineDead, EngineFailed
+from tests.service.by_hand import (
+    SAFETY_S,
+    Engine,
+    WatchedLoop,
+    lane_threads,
+    on_each_loop,
+    run_on,
+    running,
+    send,
+    turned_clock,
+    turns,
+    values,
+    watched_loop,
+)
+
+# --- 6. abandoned -----------------------------------------------------------------------------------------
+
+
+@on_each_loop
+async def test_p06_cancelled_items_are_not_run() -> None:
+    engine = Engine()
+    async with running(engine) as batcher:
+        first = send(batcher, "first")
+        await engine.entered(1)
+        gone, stays = send(batcher, "gone", "too"), send(batcher, "stays")
+        await turns()
+        gone.cancel()
+        assert batcher.load().queued_items == 1
+        engine.open()
+        assert values(await first + await stays) == ["first!", "stays!"]
+    assert engine.calls == [["first"], ["stays"]]
+
+
+@on_each_loop
+async def test_p06_the_rest_of_a_cancelled_request_is_not_run_and_late_results_are_dropped() -> None:
+    engine = Engine()
+    async with running(engine, limits=Limits(max_batch_items=2)) as batcher:
+        gone = send(batcher, "a", "b", "c", "d")
+        await engine.entered(1)
+        gone.cancel()
+        engine.open()
+        assert values(await send(batcher, "next")) == ["next!"]
+        assert gone.cancelled()
+    assert engine.calls == [["a", "b"], ["next"]]
+
+
+@on_each_loop
+async def test_p06_the_deadline_is_kept_while_the_lane_is_stuck() -> None:
+    engine = Engine()
+    async with running(engine, limits=Limits(max_batch_items=1)) as batcher:
+        soon = asyncio.get_running_loop().time() + 0.05
+        begun = send(batcher, "begun", "late", deadline=soon)
+        waits = send(batcher, "waits", deadline=soon)
+        patient = send(batcher, "patient")
+        await engine.entered(1)
+        for late in (begun, waits):
+            with pytest.raises(DeadlineExceeded):
+                await late
+        assert batcher.load().queued_items == 1
+        engine.open()
+        assert values(await patient) == ["patient!"]
+    assert engine.calls == [["begun"], ["patient"]]
+
+
+@on_each_loop
+async def test_p06_a_deadline_that_has_passed_is_refused_at_once() -> None:
+    engine = Engine()
+    async with running(engine) as batcher:
+        with pytest.raises(DeadlineExceeded):
+            await batcher.submit(["a"], [1], deadline=asyncio.get_running_loop().time() - 1)
+    assert engine.calls == []
+
+
+def test_p06_what_is_overdue_at_the_cut_is_not_run_though_its_timer_has_not_fired() -> None:
+    async def test() -> None:
+        engine = Engine()
+        loop = watched_loop()
+        async with running(engine) as batcher:
+            first = send(batcher, "first")
+            await engine.entered(1)
+            late = send(batcher, "late", deadline=loop.time() + 10)
+            await turns()
+            engine.let_through()
+            loop.handed_back.wait()  # the loop hangs: in its next turn the cut comes before the timers
+            clock.forward(11)
+            with pytest.raises(DeadlineExceeded):
+                await late
+            assert values(await first) == ["first!"]
+        assert engine.calls == [["first"]]
+
+    with turned_clock() as clock:
+        run_on(WatchedLoop, test)
+
+
+# --- 7. failures ------------------------------------------------------------------------------------------
+
+
+@on_each_loop
+async def test_p07_only_what_fails_alone_fails() -> None:
+    engine = Engine(is_open=True)
+    engine.faults = {"bad": RuntimeError("bad"), "worse": MemoryError("worse")}
+    async with running(engine) as batcher:
+        both, good, worse = await asyncio.gather(
+            send(batcher, "a", "bad"), send(batcher, "b"), send(batcher, "worse")
+        )
+        assert (values(both), values(good), values(worse)) == (["a!", None], ["b!"], [None])
+        assert isinstance(both[1].error, EngineFailed)
+        assert both[1].error.__cause__ is engine.faults["bad"]
+        assert isinstance(worse[0].error, EngineFailed)
+        assert worse[0].error.__cause__ is engine.faults["worse"]
+        assert both[0].error is None
+    assert engine.calls == [["a", "bad", "b", "worse"], ["a"], ["bad"], ["b"], ["worse"]]
+
+
+@on_each_loop
+async def test_p07_each_waiter_has_an_error_of_his_own() -> None:
+    class BrokenError(Exception):
+        pass
+
+    broken = BrokenError()
+
+    def run(items: Sequence[str]) -> Sequence[str]:
+        raise broken
+
+    async with running(run) as batcher:
+        outcomes = await batcher.submit(["a", "b", "c"], [1, 1, 1])
+    errors = [outcome.error for outcome in outcomes]
+    assert len({id(error) for error in errors}) == 3
+    assert all(isinstance(error, EngineFailed) and error.__cause__ is broken for error in errors)
+
+
+@pytest.mark.parametrize("wrong", [lambda items: items[1:], lambda items: [*items, "more"], lambda _: None])
+def test_p07_a_wrong_number_of_results_is_a_failure(wrong: Callable[[Sequence[str]], Sequence[str]]) -> None:
+    def run(items: Sequence[str]) -> Sequence[str]:
+        return wrong(items) if "bad" in items else items
+
+    async def test() -> None:
+        async with running(run) as batcher:
+            outcomes = await batcher.submit(["a", "bad", "c"], [1, 1, 1])
+            assert values(outcomes) == ["a", None, "c"]
+            assert isinstance(outcomes[1].error, EngineFailed)
+            assert isinstance(outcomes[1].error.__cause__, ValueError | TypeError)
+
+    run_on(asyncio.new_event_loop, test)
+
+
+@on_each_loop
+async def test_p07_what_was_abandoned_meanwhile_is_not_tried_again() -> None:
+    engine = Engine()
+    engine.faults = {"bad": RuntimeError()}
+    async with running(engine) as batcher:
+        gone, bad = send(batcher, "gone"), send(batcher, "bad")
+        soon = send(batcher, "soon", deadline=asyncio.get_running_loop().time() + 0.05)
+        await engine.entered(1)
+        gone.cancel()
+        with pytest.raises(DeadlineExceeded):
+            await soon
+        engine.open()
+        assert isinstance((await bad)[0].error, EngineFailed)
+    assert engine.calls == [["gone", "bad", "soon"], ["bad"]]
+
+
+@on_each_loop
+async def test_p07_one_that_is_tried_again_can_still_be_abandoned() -> None:
+    engine = Engine()
+    engine.faults = {"bad": RuntimeError()}
+    async with running(engine) as batcher:
+        bad, gone = send(batcher, "bad"), send(batcher, "gone")
+        await engine.entered(1)
+        engine.let_through()
+        await engine.entered(2)
+        assert batcher.load().queued_items == 1
+        gone.cancel()
+        assert batcher.load().queued_items == 0
+        engine.open()
+        await bad
+    assert engine.calls == [["bad", "gone"], ["bad"]]
+
+
+# --- 8. death ---------------------------------------------------------------------------------------------
+
+
+class Poison(int):
+    """A length that cannot be counted with once it is armed: a defect inside the queue."""
+
+    armed = False
+
+
+def _raising_when_armed(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def operate(self: Poison, *args: Any) -> Any:
+        if self.armed:
+            raise ArithmeticError("armed")
+        return operation(self, *args)
+
+    return operate
+
+
+for _name in (
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "eq",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "hash",
+    "bool",
+    "index",
+):
+    setattr(Poison, f"__{_name}__", _raising_when_armed(getattr(int, f"__{_name}__")))
+
+
+@on_each_loop
+async def test_p08_when_the_queue_itself_dies_everybody_is_told() -> None:
+    engine = Engine()
+    poison = Poison(7)
+    async with running(engine, lanes=2, limits=Limits(max_batch_items=1)) as batcher:
+        first, running_too = send(batcher, "first"), send(batcher, "running", "and waiting")
+        await engine.entered(2)
+        poisoned = asyncio.create_task(batcher.submit(["poisoned"], [poison]))
+        others = [
+            send(batcher, "other"),
+            send(batcher, "another", deadline=asyncio.get_running_loop().time() + 3600),
+        ]
+        await turns()
+        assert not batcher.load().dead
+        poison.armed = True
+        engine.let_through(1)
+        for waiter in (poisoned, running_too, *others):
+            with pytest.raises(EngineDead) as told:
+                await waiter
+            assert isinstance(told.value.__cause__, ArithmeticError)
+        with pytest.raises(EngineDead) as told:
+            await batcher.submit(["new"], [1])
+        assert isinstance(told.value.__cause__, ArithmeticError)
+        assert batcher.load().dead
+        assert batcher.load().queued_items == 0
+        first.cancel()
+    assert "new" not in engine.seen
+
+
+@on_each_loop
+async def test_p08_each_waiter_is_told_by_an_error_of_his_own() -> None:
+    engine = Engine()
+    poison = Poison(7)
+    async with running(engine) as batcher:
+        await_first = send(batcher, "first")
+        await engine.entered(1)
+        waiting = [
+            asyncio.create_task(batcher.submit(["x"], [poison])),
+            send(batcher, "a"),
+            send(batcher, "b"),
+        ]
+        await turns()
+        poison.armed = True
+        engine.open()
+        assert values(await await_first) == ["first!"], "what has been run is answered"
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in errors] == [EngineDead] * 3
+        assert len({id(error) for error in errors}) == 3
+
+
+@on_each_loop
+async def test_p08_a_dead_batcher_ends_its_threads() -> None:
+    before = lane_threads()
+    engine = Engine()
+    poison = Poison(7)
+    async with running(engine, lanes=3) as batcher:
+        tasks = [send(batcher, *"abc"), asyncio.create_task(batcher.submit(["x"], [poison]))]
+        await engine.entered(3)
+        poison.armed = True
+        tasks.append(send(batcher, "d"))
+        lanes = lane_threads() - before
+        engine.open()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert lanes
+    assert not any(lane.is_alive() for lane in lanes)
+
+
+def test_p08_when_a_lane_dies_it_is_told() -> None:
+    async def test() -> None:
+        engine = Engine()
+        async with running(engine) as batcher:
+            waiter = send(batcher, "a")
+            await engine.entered(1)
+            watched_loop().fault = MemoryError()
+            engine.open()
+            with pytest.raises(EngineDead) as told:
+                await waiter
+            assert isinstance(told.value.__cause__, MemoryError)
+            assert batcher.load().dead
+
+    run_on(WatchedLoop, test)
+
+
+@on_each_loop
+async def test_p08_a_thread_that_cannot_be_started_is_no_start() -> None:
+    before = lane_threads()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "lane-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    batcher: Batcher[str, str] = Batcher(Engine(), lanes=3, limits=Limits())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            await batcher.start()
+    assert batcher.load().dead
+    with pytest.raises(EngineDead):
+        await batcher.submit(["a"], [1])
+    await batcher.close(SAFETY_S)
+    assert lane_threads() == before

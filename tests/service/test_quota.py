@@ -1,0 +1,140 @@
+"""The CPU quota is the least of affinity and the limits of the cgroups on the way up; lanes share it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from service.quota import LanePlan, cpu_quota, plan_lanes
+
+V2_MOUNT = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
+V1_MOUNT = "33 31 0:30 {root} /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct"
+OTHER_MOUNTS = (
+    "31 23 0:28 / /proc rw - proc proc rw\n36 31 0:33 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
+)
+
+
+def tree(root: Path, *, mount: str, own: str, files: dict[str, str], hierarchy_root: str = "/") -> Path:
+    """A root folder with the two files of /proc that matter, and the given files of cgroups."""
+    texts = {
+        "proc/self/mountinfo": f"{OTHER_MOUNTS}\n{mount.format(root=hierarchy_root)}\n",
+        "proc/self/cgroup": own + "\n",
+        **{f"sys/fs/cgroup/{name}": content + "\n" for name, content in files.items()},
+    }
+    for name, content in texts.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
+
+
+def test_v2_in_a_container_of_its_own(tmp_path: Path) -> None:
+    root = tree(tmp_path, mount=V2_MOUNT, own="0::/", files={"cpu.max": "150000 100000"})
+    assert cpu_quota(root, affinity=8) == 1.5
+
+
+def test_v2_takes_the_least_limit_on_the_way_up(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        mount=V2_MOUNT,
+        own="0::/kubepods.slice/pod1.slice/app",
+        files={
+            "kubepods.slice/cpu.max": "max 100000",
+            "kubepods.slice/pod1.slice/cpu.max": "200000 100000",
+            "kubepods.slice/pod1.slice/app/cpu.max": "400000 100000",
+            "kubepods.slice/pod2.slice/cpu.max": "100000 100000",
+        },
+    )
+    assert cpu_quota(root, affinity=8) == 2.0
+
+
+def test_v2_without_a_limit_leaves_the_affinity(tmp_path: Path) -> None:
+    root = tree(tmp_path, mount=V2_MOUNT, own="0::/", files={"cpu.max": "max 100000"})
+    assert cpu_quota(root, affinity=3) == 3.0
+
+
+def test_v2_when_the_mount_shows_only_our_part_of_the_host(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        mount=V2_MOUNT,
+        hierarchy_root="/docker/abc",
+        own="0::/docker/abc/inner",
+        files={"cpu.max": "300000 100000", "inner/cpu.max": "250000 100000"},
+    )
+    assert cpu_quota(root, affinity=8) == 2.5
+
+
+@pytest.mark.parametrize("own", ["0::/../../elsewhere", "0::/not/mounted/here"])
+def test_v2_a_path_that_is_not_mounted_is_the_mount_point(tmp_path: Path, own: str) -> None:
+    root = tree(tmp_path, mount=V2_MOUNT, own=own, files={"cpu.max": "100000 100000"})
+    assert cpu_quota(root, affinity=8) == 1.0
+
+
+def test_v1(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        mount=V1_MOUNT,
+        own="4:memory:/x\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/\n0::/",
+        files={
+            "cpu,cpuacct/cpu.cfs_quota_us": "-1",
+            "cpu,cpuacct/cpu.cfs_period_us": "100000",
+            "cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "50000",
+            "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "20000",
+        },
+    )
+    assert cpu_quota(root, affinity=8) == 2.5
+
+
+def test_affinity_counts_when_it_is_the_least(tmp_path: Path) -> None:
+    root = tree(tmp_path, mount=V2_MOUNT, own="0::/", files={"cpu.max": "800000 100000"})
+    assert cpu_quota(root, affinity=2) == 2.0
+
+
+@pytest.mark.parametrize("content", ["", "garbage", "0 100000", "100000", "100000 0", "-5 7"])
+def test_what_is_no_limit_is_passed_over(tmp_path: Path, content: str) -> None:
+    root = tree(tmp_path, mount=V2_MOUNT, own="0::/", files={"cpu.max": content})
+    assert cpu_quota(root, affinity=4) == 4.0
+
+
+def test_without_proc_the_affinity_is_left(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path, affinity=4) == 4.0
+
+
+def test_this_machine_gives_at_most_its_affinity() -> None:
+    assert 0 < cpu_quota() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("cores", "lanes", "threads", "expected"),
+    [
+        (4.0, None, None, (4, 1)),
+        (2.9, None, None, (2, 1)),
+        (0.5, None, None, (1, 1)),
+        (8.0, 2, None, (2, 4)),
+        (8.0, 3, None, (3, 2)),
+        (8.0, None, 4, (2, 4)),
+        (8.0, None, 3, (2, 3)),
+        (2.0, 1, 2, (1, 2)),
+    ],
+)
+def test_lanes_and_threads_share_the_whole_cores(
+    cores: float, lanes: int | None, threads: int | None, expected: tuple[int, int]
+) -> None:
+    assert plan_lanes(cores, lanes, threads) == LanePlan(*expected)
+
+
+@pytest.mark.parametrize(("lanes", "threads", "expected"), [(9, None, (2, 1)), (None, 9, (1, 2))])
+def test_one_number_alone_does_not_exceed_the_quota(
+    lanes: int | None, threads: int | None, expected: tuple[int, int]
+) -> None:
+    plan = plan_lanes(2.0, lanes, threads)
+    assert (plan.lanes, plan.threads_per_lane) == expected
+    assert plan.warning is not None
+    assert "do not fit the CPU quota" in plan.warning
+
+
+def test_both_numbers_together_exceed_the_quota_with_a_warning() -> None:
+    plan = plan_lanes(2.0, 3, 4)
+    assert (plan.lanes, plan.threads_per_lane) == (3, 4)
+    assert plan.warning is not None
+    assert "more than the 2 cores" in plan.warning

@@ -1,0 +1,537 @@
+"""Start, drain and stop, and the bounds on connections."""
+
+import json
+import logging
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service import server as server_module
+from service.connections import MAX_HEAD_BYTES, RESERVED_CONNECTIONS
+from service.errors import StartupError
+from service.server import allow_open_files, listen, url_of
+from service.settings import Settings
+from tests.models import make_version
+from tests.server import SAFETY_S, LocalServer, eventually, local_server, serving, starting
+from tests.service.stand_ins import Opener
+
+PREDICT = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("store")
+    make_version(folder)
+    return folder
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(32) as made:
+        yield made
+
+
+def post(client: httpx.Client, text: str = "good") -> httpx.Response:
+    return client.post("/predict", json={"inputs": text})
+
+
+def held(
+    server: LocalServer, opener: Opener, ask: Callable[[], "Future[httpx.Response]"]
+) -> "Future[httpx.Response]":
+    """Ask something that the engine holds until its gate is opened."""
+    opener.engine.gate.clear()
+    calls = len(opener.engine.calls)
+    asked = ask()
+    eventually(lambda: len(opener.engine.calls) > calls, "the engine was entered")
+    return asked
+
+
+def closes(connection: socket.socket) -> bytes:
+    """Everything that comes until the other side closes."""
+    connection.settimeout(SAFETY_S)
+    received = b""
+    while True:
+        try:
+            part = connection.recv(65536)
+        except ConnectionResetError:
+            return received
+        if not part:
+            return received
+        received += part
+
+
+def one_answer(connection: socket.socket) -> bytes:
+    """One answer with a content length, head and body."""
+    connection.settimeout(SAFETY_S)
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(65536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = next(
+        int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+    )
+    while len(body) < length:
+        body += connection.recv(65536)
+    return head + b"\r\n\r\n" + body
+
+
+# --- start
+
+
+def test_r57_live_while_the_model_loads(store: Path) -> None:
+    """Liveness answers at once; readiness and predictions wait for the model."""
+    opener = Opener()
+    opener.may_open.clear()
+    with (
+        local_server(open_engine=opener, ready=False, model_store=store) as server,
+        server.client() as client,
+    ):
+        assert opener.opening.wait(SAFETY_S)
+        assert client.get("/health/live").status_code == 200
+        assert client.get("/metrics").status_code == 200
+        ready = client.get("/health/ready")
+        assert (ready.status_code, ready.json()) == (503, {"status": "unready", "reason": "starting"})
+        assert client.get("/health").status_code == 503
+        refused = post(client)
+        assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert b"valence_ready 0.0" in client.get("/metrics").content
+        opener.may_open.set()
+        eventually(lambda: client.get("/health/ready").status_code == 200, "ready")
+        assert post(client).status_code == 200
+        assert b"valence_ready 1.0" in client.get("/metrics").content
+
+
+def damaged(store: Path, damage: Callable[[Path], None]) -> Path:
+    damage(make_version(store))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda folder: (folder / "model.onnx").unlink(), "model.onnx"),
+        (
+            lambda folder: (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:99]),
+            "model.onnx",
+        ),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json"),
+    ],
+    ids=["missing", "truncated", "wrong type"],
+)
+def test_r56_a_version_that_cannot_be_served_is_never_ready(
+    tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    """The process says why and exits with 1; readiness is not 200 at any moment."""
+    with starting(model_store=damaged(tmp_path, damage)) as server:
+        answers = set()
+        with httpx.Client(base_url=server.url, trust_env=False) as client:
+            while server.process.poll() is None:
+                try:
+                    answers.add(client.get("/health/ready").status_code)
+                except httpx.TransportError:
+                    break
+        assert server.wait() == 1
+        assert answers <= {503}
+        [failure] = server.events("start failed")
+        assert reason in failure["reason"]
+        assert failure["level"] == "error"
+        assert server.events("stopped")[0]["exit_code"] == 1
+
+
+def test_a_defect_while_loading_ends_the_process_with_its_place_in_the_log(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("xyzzy")
+
+    with local_server(open_engine=broken, ready=False, model_store=store) as server:
+        assert server.wait() == 1
+    failures = [record for record in caplog.records if record.getMessage() == "start failed"]
+    assert len(failures) == 1
+    assert "RuntimeError" in failures[0].__dict__["fields"]["reason"]
+
+
+def test_the_port_that_was_free_is_told(store: Path) -> None:
+    with serving(model_store=store) as server:
+        assert httpx.get(f"{server.url}/health/live", trust_env=False).status_code == 200
+        assert server.event("ready on ")["event"] == f"ready on {server.url}"
+
+
+def test_a_port_that_is_taken_is_told(store: Path) -> None:
+    with closing(listen("127.0.0.1", 0)[0]) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError, match=f":{port}: Address already in use"):
+            listen("127.0.0.1", port)
+    with pytest.raises(StartupError, match="cannot listen on no-such-host"):
+        listen("no-such-host.invalid", 0)
+
+
+def test_every_address_of_a_host_is_listened_on_by_one_port() -> None:
+    sockets = listen("localhost", 0)
+    try:
+        assert len({one.getsockname()[1] for one in sockets}) == 1
+        assert all(url_of(one).startswith("http://") for one in sockets)
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def test_open_files_are_allowed_as_far_as_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"now": (64, 1000)}
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.update(now=new))
+    allow_open_files(500)
+    assert limits["now"] == (500, 1000)
+    allow_open_files(100)
+    assert limits["now"] == (500, 1000)
+    allow_open_files(5000)
+    assert limits["now"] == (1000, 1000)
+
+
+# --- stop
+
+
+def test_sigterm_drains_and_ends_with_0(store: Path) -> None:
+    """Readiness turns 503 at once, predictions go on, connections are ended with their answer."""
+    with serving(model_store=store, drain_delay_s=600) as server:
+        with httpx.Client(base_url=server.url, trust_env=False) as client:
+            assert post(client).headers.get("connection") is None
+            server.process.send_signal(signal.SIGTERM)
+            server.event("draining")
+            ready = client.get("/health/ready")
+            assert (ready.status_code, ready.json()["reason"]) == (503, "draining")
+            assert client.get("/health/live").status_code == 200
+            answer = post(client)
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        server.process.send_signal(signal.SIGTERM)  # a second one cuts the delay short
+        assert server.wait() == 0
+        order = [
+            line["event"] for line in server.lines if line["event"] in {"draining", "stopping", "stopped"}
+        ]
+        assert order == ["draining", "stopping", "stopped"]
+
+
+def test_sigint_stops_as_sigterm_does(store: Path) -> None:
+    with serving(model_store=store) as server:
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait() == 0
+        assert server.events("draining")
+        assert server.events("stopped")[0]["exit_code"] == 0
+
+
+def test_a_signal_while_loading_stops_at_once(store: Path) -> None:
+    opener = Opener()
+    opener.may_open.clear()
+    with local_server(open_engine=opener, ready=False, model_store=store, drain_delay_s=600.0) as server:
+        assert opener.opening.wait(SAFETY_S)
+        server.ask_to_stop()
+        eventually(lambda: server.server.should_exit, "stopping")
+        opener.may_open.set()
+        assert server.wait() == 0
+
+
+def test_what_was_accepted_is_answered_before_the_end(store: Path, pool: ThreadPoolExecutor) -> None:
+    opener = Opener()
+    with local_server(open_engine=opener, model_store=store, lanes=1) as server, server.client() as client:
+        running = held(server, opener, lambda: pool.submit(post, client))
+        waiting = pool.submit(post, client, "bad")
+        eventually(lambda: server.life.predictor.unready_reason() is None, "alive")
+        eventually(lambda: in_flight(server) == 2, "both are in flight")
+        server.ask_to_stop()
+        eventually(lambda: server.server.should_exit, "stopping")
+        assert server.thread.is_alive()
+        opener.engine.gate.set()
+        assert [one.result(SAFETY_S).status_code for one in (running, waiting)] == [200, 200]
+        assert server.wait() == 0
+        assert opener.engine.closed.is_set()
+
+
+def test_after_the_drain_delay_no_more_is_taken(store: Path, pool: ThreadPoolExecutor) -> None:
+    """An open connection is not closed under a request, but the request is refused."""
+    opener = Opener()
+    with local_server(open_engine=opener, model_store=store, lanes=1) as server, server.client() as client:
+        running = held(server, opener, lambda: pool.submit(post, client))
+        with socket.create_connection(server.address) as connection:
+            body = b'{"inputs": "good"}'
+            connection.sendall(PREDICT + b"content-length: %d\r\n\r\n" % len(body))
+            eventually(lambda: in_flight(server) == 2, "the head was read")
+            server.ask_to_stop()
+            eventually(lambda: server.life.unready_reason() == "stopping", "stopping")
+            connection.sendall(body)
+            head, _, answer = closes(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503")
+        assert json.loads(answer)["code"] == "stopping"
+        opener.engine.gate.set()
+        assert running.result(SAFETY_S).status_code == 200
+        assert server.wait() == 0
+
+
+@pytest.mark.parametrize("by", ["timeout", "signal"])
+def test_a_batch_that_does_not_end_holds_nobody_back(store: Path, pool: ThreadPoolExecutor, by: str) -> None:
+    """After the stop timeout, or a further signal, its requests are refused and the process ends."""
+    opener = Opener()
+    stop_timeout_s = 0.05 if by == "timeout" else 600.0
+    with (
+        local_server(open_engine=opener, model_store=store, lanes=1, stop_timeout_s=stop_timeout_s) as server,
+        server.client() as client,
+    ):
+        running = held(server, opener, lambda: pool.submit(post, client))
+        server.ask_to_stop()
+        if by == "signal":
+            eventually(lambda: server.server.should_exit, "stopping")
+            server.ask_to_stop()
+        refused = running.result(SAFETY_S)
+        assert (refused.status_code, refused.json()["code"]) == (503, "stopping")
+        assert server.wait() == 0
+        opener.engine.gate.set()
+
+
+def in_flight(server: LocalServer) -> float:
+    return server.metric("valence_http_requests_in_flight", route="/predict")
+
+
+# --- overload and stuck engines
+
+
+def test_r58_a_full_queue_leaves_the_service_live_and_ready(store: Path, pool: ThreadPoolExecutor) -> None:
+    """r9: an overflow is 503 with Retry-After, counted as a refusal, and no error is logged."""
+    opener = Opener()
+    with (
+        local_server(
+            open_engine=opener, model_store=store, lanes=1, max_queue_items=2, max_texts=2, log_level="debug"
+        ) as server,
+        server.client() as client,
+    ):
+        running = held(server, opener, lambda: pool.submit(post, client))
+        queued = pool.submit(client.post, "/predict", json={"inputs": ["good", "bad"]})
+        eventually(lambda: b"valence_queue_items 2.0" in client.get("/metrics").content, "the queue is full")
+        for inputs in ("apple", ["apple"]):  # r8: both shapes obey the same rule
+            refused = client.post("/predict", json={"inputs": inputs})
+            assert (refused.status_code, refused.json()["code"]) == (503, "queue_full")
+            assert int(refused.headers["retry-after"]) >= 1
+        assert client.get("/health/live").status_code == 200
+        assert client.get("/health/ready").status_code == 200
+        opener.engine.gate.set()
+        assert [one.result(SAFETY_S).status_code for one in (running, queued)] == [200, 200]
+        assert server.metric("valence_refusals_total", reason="queue_full") == 2
+        assert server.metric("valence_refusals_total", reason="internal_error") == 0
+        assert server.metric("valence_http_requests_total", route="/predict", status="503") == 2
+
+
+def test_r53_r54_health_and_metrics_answer_while_predictions_are_held(
+    store: Path, pool: ThreadPoolExecutor
+) -> None:
+    opener = Opener()
+    with local_server(open_engine=opener, model_store=store) as server, server.client() as client:
+        opener.engine.gate.clear()
+        asked = [pool.submit(post, client, f"good {number}") for number in range(32)]
+        eventually(lambda: in_flight(server) == 32, "all are held")
+        for path in ("/health/live", "/health/ready", "/health", "/metrics", "/models"):
+            assert client.get(path).status_code == 200
+        assert not any(one.done() for one in asked)
+        opener.engine.gate.set()
+        assert {one.result(SAFETY_S).status_code for one in asked} == {200}
+
+
+def test_r10_the_deadline_is_kept_while_a_batch_hangs(store: Path, pool: ThreadPoolExecutor) -> None:
+    """The waiting text is refused at its deadline and never run; an overdue batch makes readiness false."""
+    opener = Opener()
+    with (
+        local_server(open_engine=opener, model_store=store, lanes=1, request_timeout_s=0.2) as server,
+        server.client() as client,
+    ):
+        running = held(server, opener, lambda: pool.submit(post, client))
+        late = post(client, "outstanding")
+        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+        assert running.result(SAFETY_S).status_code == 504
+        eventually(lambda: client.get("/health/ready").status_code == 503, "overdue")
+        assert "a batch has been running" in client.get("/health/ready").json()["reason"]
+        assert client.get("/health/live").status_code == 200
+        calls = len(opener.engine.calls)
+        opener.engine.gate.set()
+        eventually(lambda: client.get("/health/ready").status_code == 200, "ready again")
+        assert post(client).status_code == 200
+        assert len(opener.engine.calls) == calls + 1, "only the last one was run"
+
+
+def test_r2_r3_an_engine_that_fails_fails_that_text_alone(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opener = Opener()
+    with local_server(open_engine=opener, model_store=store) as server, server.client() as client:
+
+        def fault(_: object) -> None:
+            raise MemoryError("xyzzy")
+
+        opener.engine.fault = fault
+        failed = post(client, "good xyzzy")
+        assert (failed.status_code, failed.json()["code"]) == (500, "engine_failed")
+        listed = client.post("/predict", json={"inputs": ["good"]})
+        assert listed.json()["predictions"][0]["error"]["code"] == "engine_failed"
+        opener.engine.fault = lambda _: None
+        assert post(client).status_code == 200
+        assert client.get("/health/ready").status_code == 200
+    assert b"xyzzy" not in failed.content + listed.content
+
+
+# --- clients that go
+
+
+def hang_up(connections: list[socket.socket]) -> None:
+    """Reset the connections, as a client does that is killed."""
+    for connection in connections:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        connection.close()
+
+
+def test_r13_r14_what_a_client_leaves_behind_is_not_run(store: Path, pool: ThreadPoolExecutor) -> None:
+    """With every layer in place: at most the batch under way is run, and the gauges go back."""
+    opener = Opener()
+    with local_server(open_engine=opener, model_store=store, lanes=1) as server, server.client() as client:
+        for turn in (1, 2, 3):
+            neighbour = held(server, opener, lambda: pool.submit(post, client))
+            calls = len(opener.engine.calls)
+            connections = [socket.create_connection(server.address) for _ in range(50)]
+            for number, connection in enumerate(connections):
+                body = json.dumps({"inputs": f"good {number}"}).encode()
+                connection.sendall(PREDICT + b"content-length: %d\r\n\r\n" % len(body) + body)
+            eventually(lambda: b"valence_queue_items 50.0" in client.get("/metrics").content, "all wait")
+            assert in_flight(server) == 51
+            hang_up(connections)
+            eventually(lambda: in_flight(server) == 1, "all are gone")
+            assert b"valence_queue_items 0.0" in client.get("/metrics").content
+            opener.engine.gate.set()
+            assert neighbour.result(SAFETY_S).status_code == 200
+            assert len(opener.engine.calls) == calls, "nothing was run for nobody"
+            eventually(lambda: in_flight(server) == 0, "nothing is in flight")
+            gone = server.metric("valence_http_requests_total", route="/predict", status="499")
+            assert gone == 50 * turn
+            assert server.metric("valence_refusals_total", reason="client_gone") == 50 * turn
+
+
+def test_a_client_that_goes_while_it_sends(store: Path) -> None:
+    with local_server(model_store=store) as server:
+        connection = socket.create_connection(server.address)
+        connection.sendall(PREDICT + b"content-length: 100\r\n\r\n{")
+        eventually(lambda: in_flight(server) == 1, "the head was read")
+        hang_up([connection])
+        eventually(lambda: in_flight(server) == 0, "gone")
+        assert server.metric("valence_http_requests_total", route="/predict", status="499") == 1
+
+
+# --- connections
+
+
+def test_r62_an_idle_connection_is_kept_as_long_as_it_is_set(store: Path) -> None:
+    """Longer than a proxy keeps it by default; the end of the time is watched with a short one."""
+    assert Settings().keep_alive_s == 75
+    with (
+        local_server(model_store=store, keep_alive_s=1) as server,
+        socket.create_connection(server.address) as used,
+        socket.create_connection(server.address) as unused,
+    ):
+        for _ in range(3):
+            used.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert one_answer(used).startswith(b"HTTP/1.1 200")
+        assert (closes(used), closes(unused)) == (b"", b"")
+
+
+def test_a_head_without_end_is_refused(store: Path) -> None:
+    with local_server(model_store=store) as server:
+        for start in (b"GET /" + b"x" * 10, b"GET / HTTP/1.1\r\nhost: x\r\nx-big: ", b"GET / HTTP/1.1\r\n"):
+            with socket.create_connection(server.address) as connection:
+                connection.sendall(start)
+                piece = b"a: b\r\n" * 2000 if start.endswith(b"\n") else b"x" * 12_000
+                for _ in range(2 * MAX_HEAD_BYTES // len(piece)):
+                    try:
+                        connection.sendall(piece)
+                    except OSError:
+                        break
+                assert closes(connection).startswith(b"HTTP/1.1 431 ")
+        with server.client() as client:
+            assert client.get("/health/live", headers={"x-big": "x" * 60_000}).status_code == 200
+
+
+@pytest.mark.parametrize("start", [b"GET /health", PREDICT, PREDICT + b"content-length: 100\r\n\r\n{"])
+def test_a_request_that_does_not_arrive_is_given_up(store: Path, start: bytes) -> None:
+    with local_server(model_store=store, request_timeout_s=0.2) as server:
+        with socket.create_connection(server.address) as connection:
+            connection.sendall(start)
+            assert closes(connection).startswith(b"HTTP/1.1 408 ")
+        eventually(lambda: in_flight(server) == 0, "nothing is in flight")
+        with server.client() as client:
+            assert post(client).status_code == 200
+
+
+def test_a_request_that_arrives_in_pieces_is_answered(store: Path) -> None:
+    with local_server(model_store=store) as server, socket.create_connection(server.address) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        body = b'{"inputs": "good"}'
+        request = PREDICT + b"content-length: %d\r\n\r\n" % len(body) + body
+        for _ in range(2):
+            for position in range(len(request)):
+                connection.sendall(request[position : position + 1])
+            assert one_answer(connection).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(request * 3)  # pipelined
+        received = b""
+        while received.count(b'"predictions"') < 3:
+            received += connection.recv(65536)
+        assert received.count(b"HTTP/1.1 200 ") == 3
+
+
+def test_connections_too_many_get_health_alone(store: Path) -> None:
+    with local_server(model_store=store, max_connections=2) as server:
+        connections = [socket.create_connection(server.address) for _ in range(2)]
+        eventually(lambda: len(server.server.server_state.connections) == 2, "both are taken")
+        with server.client() as client:
+            assert client.get("/health/live").status_code == 200
+            refused = post(client)
+            assert (refused.status_code, refused.json()["code"]) == (503, "crowded")
+            assert refused.headers["connection"] == "close"
+        connections += [socket.create_connection(server.address) for _ in range(RESERVED_CONNECTIONS)]
+        eventually(
+            lambda: len(server.server.server_state.connections) == 2 + RESERVED_CONNECTIONS, "all are taken"
+        )
+        with socket.create_connection(server.address) as beyond:
+            assert closes(beyond) == b""
+        hang_up(connections)
+        eventually(lambda: len(server.server.server_state.connections) == 0, "all are gone")
+        with server.client() as client:
+            assert post(client).status_code == 200
+
+
+# --- defects of the loop
+
+
+def test_what_nobody_handles_is_logged_without_its_message(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with local_server(model_store=store) as server:
+        told = threading.Event()
+
+        def fail() -> None:
+            server.loop.call_soon(told.set)
+            raise ValueError("xyzzy")
+
+        server.loop.call_soon_threadsafe(fail)
+        assert told.wait(SAFETY_S)
+    [record] = [record for record in caplog.records if record.getMessage() == "unhandled"]
+    assert record.levelno == logging.ERROR
+    assert "xyzzy" not in str(record.__dict__["fields"])
+    assert record.name == server_module.__name__
+
+
+def test_the_lag_of_the_loop_is_measured(store: Path) -> None:
+    with local_server(model_store=store) as server:
+        eventually(lambda: server.metric("valence_event_loop_lag_seconds_count") >= 2, "measured twice")
