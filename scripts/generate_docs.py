@@ -50,7 +50,7 @@ def metrics_page() -> str:
         f"| `{metric.name}` | {metric.type} | {', '.join(metric.labels)} | {metric.help} |"
         for metric in CATALOGUE
     ]
-    return MADE.format(source="service/metrics.py") + "\n".join(lines) + "\n"
+    return MADE.format(source="service/catalogue.py") + "\n".join(lines) + "\n"
 
 
 def tree(error: type[ServiceError]) -> Iterator[type[ServiceError]]:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -61,6 +61,20 @@ class _Item(Generic[T, R]):
     answer: Answer[R]
 
 
+class _Announced:
+    """A death is announced: what is raised inside goes to `die`, and an Exception goes no further."""
+
+    def __init__(self, die: Callable[[BaseException], None]) -> None:
+        self._die = die
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if error is not None:
+            self._die(error)
+        return isinstance(error, Exception)
+
+
 class Batcher(Generic[T, R]):
     """Runs a blocking function over the items of concurrent submissions, in batches of similar length.
 
@@ -85,6 +99,7 @@ class Batcher(Generic[T, R]):
         self._stopping = False
         self._dead: BaseException | None = None
         self._all_answered = asyncio.Event()
+        self._announced = _Announced(self._die)
 
     async def start(self) -> None:
         """Start the lanes, on the running loop.
@@ -158,8 +173,6 @@ class Batcher(Generic[T, R]):
             async with asyncio.timeout_at(give_up):
                 await self._lanes.ended()
 
-    # --- in ---------------------------------------------------------------------------------------------
-
     def _check(self, items: Sequence[T], lengths: Sequence[int], deadline: float | None) -> None:
         """Refuse what cannot be admitted; see `submit` for the errors."""
         if self._dead is not None:
@@ -191,7 +204,7 @@ class Batcher(Generic[T, R]):
             answer.timer = loop.call_at(deadline, self._overdue, answer)
             self._next_deadline = min(self._next_deadline, deadline)
         self._open.add(answer)
-        with self._death_is_announced():
+        with self._announced:
             self._room.add(answer, entries, lengths)
         if self._lanes.free and not self._cut_is_due:
             # Not at once: others that arrive in this turn of the loop share the batch.
@@ -199,12 +212,10 @@ class Batcher(Generic[T, R]):
             loop.call_soon(self._cut)
         return answer
 
-    # --- cut --------------------------------------------------------------------------------------------
-
     def _cut(self) -> None:
         """Give each free lane a batch. Work that would leave a lane free is shared out evenly."""
         self._cut_is_due = False
-        with self._death_is_announced():
+        with self._announced:
             self._expire()
             while (free := self._lanes.free) and self._room.items and not self._lingers():
                 items = self._room.take(share=math.ceil(self._room.items / free))
@@ -231,15 +242,13 @@ class Batcher(Generic[T, R]):
                 self._overdue(answer)
             self._next_deadline = min((a.deadline for a in self._room.groups()), default=math.inf)
 
-    # --- out --------------------------------------------------------------------------------------------
-
     def _call(self, items: Sequence[_Item[T, R]]) -> Sequence[R]:
         """What a lane calls; the only method that does not run on the loop."""
         return self._run([item.value for item in items])
 
     def _finish(self, call: Call[_Item[T, R], R]) -> None:
         """A lane has made a call. What failed together is tried again item by item, before all else."""
-        with self._death_is_announced():
+        with self._announced:
             for number, item in enumerate(call.items):
                 if item.answer.done():
                     continue  # abandoned, or late, or the batcher has died
@@ -263,19 +272,10 @@ class Batcher(Generic[T, R]):
         self._open.discard(answer)
         if answer.timer is not None:
             answer.timer.cancel()
-        with self._death_is_announced():
+        with self._announced:
             self._room.remove(answer)
         if self._stopping and not self._open:
             self._all_answered.set()
-
-    @contextlib.contextmanager
-    def _death_is_announced(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self._die(error)
-            if not isinstance(error, Exception):
-                raise
 
     def _die(self, cause: BaseException) -> None:
         """A defect: the queue can no longer be trusted. Everybody is told, now and at each `submit`."""

@@ -6,6 +6,7 @@ Knows bytes and time; nothing of routes.
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -62,7 +63,19 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError:
+            self.logger.warning("invalid HTTP request")
+            self.send_400_response("Invalid HTTP request received.")
+            return
+        self._bound_arrival(data)
+
+    def _bound_arrival(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -82,11 +95,32 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        super().on_headers_complete()
+        if not self._asks_to_upgrade():
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._unfinished = False
-        super().on_message_complete()
+        if not self._asks_to_upgrade():
+            super().on_message_complete()
+
+    def _asks_to_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Read the request again without its wish to change to another protocol, which a server may ignore.
+
+        The parser takes what follows such a head for the other protocol, and would lose the body. The HTTP
+        client of Java asks for HTTP/2 in this way by default.
+        """
+        if not self._asks_to_upgrade():
+            return
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            if name != b"upgrade":
+                head += [name, b": ", value, b"\r\n"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.data_received(b"".join([*head, b"\r\n", rest]))
 
     def _stop_read_timer(self) -> None:
         if self._read_timer is not None:

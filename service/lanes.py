@@ -19,6 +19,10 @@ R = TypeVar("R")
 _REMEMBERED_CALLS = 64
 
 
+LANE = "lane"
+"""How the threads are called, for who looks at a process from outside."""
+
+
 @dataclass(eq=False, slots=True)
 class Call(Generic[I, R]):
     """One call of the function, and what came of it: as many results as items, or an error.
@@ -107,7 +111,6 @@ class Lanes(Generic[I, R]):
         self._threads: list[threading.Thread] = []
         self._alive = 0
         self._ended = asyncio.Event()
-        self._stopped = False
 
     @property
     def free(self) -> int:
@@ -115,20 +118,14 @@ class Lanes(Generic[I, R]):
         return self._count - len(self.under_way)
 
     def start(self) -> None:
-        """Start the threads. When one cannot be started the others are stopped, and the error is raised."""
+        """Start the threads. When one cannot be started, those before it wait for `stop`."""
         loop = asyncio.get_running_loop()
-        try:
-            for number in range(self._count):
-                # A daemon: a call that never comes back must not keep the process alive.
-                thread = threading.Thread(
-                    target=self._serve, args=(loop,), name=f"lane-{number}", daemon=True
-                )
-                thread.start()
-                self._threads.append(thread)
-                self._alive += 1
-        except BaseException:
-            self.stop()
-            raise
+        for number in range(self._count):
+            # A daemon: a call that never comes back must not keep the process alive.
+            thread = threading.Thread(target=self._serve, args=(loop,), name=f"{LANE}-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+            self._alive += 1
 
     def hand_in(self, call: Call[I, R]) -> None:
         """A free lane makes this call."""
@@ -147,10 +144,8 @@ class Lanes(Generic[I, R]):
 
     def stop(self) -> None:
         """Each thread ends when it has nothing more to do. May be called again."""
-        if not self._stopped:
-            self._stopped = True
-            for _ in self._threads:
-                self._inbox.put(None)
+        for _ in self._threads:
+            self._inbox.put(None)
         if not self._alive:
             self._ended.set()
 

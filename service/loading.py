@@ -13,7 +13,7 @@ from service.engines import Engine, EngineOptions
 from service.errors import StartupError
 from service.logs import log_event
 from service.quota import cpu_quota, plan_lanes
-from service.settings import Settings
+from service.settings import Settings, keep_tokenizers_single
 from service.store import Manifest, Version, open_version
 from service.tokenizer import Tokenizer
 from service.warmup import check_golden_texts, shapes, warm_up
@@ -58,6 +58,7 @@ def load(settings: Settings, open_engine: OpenEngine, *, go_on: Callable[[], boo
     Raises:
         StartupError: with the reason, for the operator.
     """
+    keep_tokenizers_single()
     cores = cpu_quota()
     plan = plan_lanes(cores, settings.lanes, settings.threads_per_lane)
     if plan.warning is not None:

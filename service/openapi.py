@@ -19,6 +19,8 @@ from service.errors import (
     EngineDead,
     EngineFailed,
     InternalError,
+    MethodNotAllowed,
+    NotFound,
     NotReady,
     QueueFull,
     ServiceError,
@@ -144,7 +146,8 @@ def page(made: dict[str, Any]) -> str:
         for method, operation in operations.items():
             parts += _operation(path, method, operation)
     parts += ["<h2>Errors</h2><p>The field <code>code</code> of an error, its status and what it means.<dl>"]
-    for error in sorted(PREDICT_ERRORS, key=lambda one: one.status):
+    errors: list[type[ServiceError]] = [*PREDICT_ERRORS, NotFound, MethodNotAllowed]
+    for error in sorted(errors, key=lambda one: one.status):
         parts += [f"<dt id={error.code}><code>{error.code}</code> {error.status}"]
         parts += [f"<dd>{escape(error.default_detail)}"]
     return "\n".join([*parts, "</dl></html>\n"])

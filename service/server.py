@@ -7,6 +7,7 @@ import asyncio
 import errno
 import logging
 import math
+import os
 import resource
 import signal
 import socket
@@ -17,10 +18,13 @@ from typing import Any
 
 import uvicorn
 
+from service import engines
 from service.app import create_app, life_of
 from service.connections import RESERVED_CONNECTIONS, BoundedConfig
 from service.errors import StartupError
+from service.lanes import LANE
 from service.life import Life
+from service.loading import OpenEngine
 from service.logs import log_event
 from service.metrics import service_version
 from service.settings import Settings
@@ -35,8 +39,8 @@ _OTHER_FILES = 128
 logger = logging.getLogger(__name__)
 
 
-def serve(settings: Settings) -> int:
-    """Serve until a signal ends it.
+def serve(settings: Settings, *, open_engine: OpenEngine = engines.open_engine) -> int:
+    """Serve until a signal ends it. Ends the process itself when a lane does not come back.
 
     Returns:
         The exit code: 0 after a signal, 1 when the service could not start.
@@ -48,10 +52,14 @@ def serve(settings: Settings) -> int:
     sockets = listen(settings.host, settings.port)
     url = url_of(sockets[0])
     log_event(logger, logging.INFO, f"listening on {url}", version=service_version())
-    app = create_app(settings)
+    app = create_app(settings, open_engine=open_engine)
     server = Server(make_config(app, settings), life_of(app), url=url)
     server.run(sockets)
     log_event(logger, logging.INFO, "stopped", exit_code=server.exit_code)
+    if any(thread.name.startswith(LANE) for thread in threading.enumerate()):
+        # The interpreter's own end would pull the engine away under the call, which aborts the process.
+        logging.shutdown()
+        os._exit(server.exit_code)
     return server.exit_code
 
 

@@ -118,6 +118,8 @@ class Settings(BaseSettings):
 
 
 PREFIX = "VALENCE_"
+# Where tests and scripts find the data sets: no setting of the service, and often set beside it.
+_NOT_OURS = {"VALENCE_DATA"}
 # What Kubernetes puts into every pod of a namespace that has a Service called "valence".
 _SERVICE_LINK = re.compile(r"VALENCE_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*)")
 
@@ -163,13 +165,27 @@ def _problem(field: str | None, message: str, value: object) -> str:
     return f"{name} is {value!r}: {message[:1].lower()}{message[1:]}"
 
 
+def keep_tokenizers_single() -> None:
+    """Tell the tokenizers library to start no threads of its own; to be called before the first text is read.
+
+    It would start one for each core of the host, blind to a quota, for lists that we never give it; and a
+    process that has them cannot be forked safely. An operator's own choice is kept.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 def unknown_variables() -> list[str]:
     """One line for each VALENCE_* variable that is set and is no setting, with the nearest real one."""
     known = {name.upper() for name in Settings.model_fields}
     lines = []
     for name in sorted(os.environ):
         own = name.upper().removeprefix(PREFIX)
-        if not name.upper().startswith(PREFIX) or own in known or _SERVICE_LINK.fullmatch(name):
+        if (
+            not name.upper().startswith(PREFIX)
+            or own in known
+            or name in _NOT_OURS
+            or _SERVICE_LINK.fullmatch(name)
+        ):
             continue
         nearest = difflib.get_close_matches(own, sorted(known), n=1)
         lines.append(f"{name} is not a setting" + (f"; is {PREFIX}{nearest[0]} meant?" if nearest else ""))

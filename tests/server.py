@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,11 +107,11 @@ class Server:
 
 
 @contextmanager
-def starting(**settings: Any) -> Iterator[Server]:
-    """`valence serve` in a process that is listening, and may still load. It is killed at the end."""
+def starting(*, module: Sequence[str] = ("service", "serve"), **settings: Any) -> Iterator[Server]:
+    """`valence serve`, or another module, in a process that listens and may still load. Killed at the end."""
     settings = {"port": 0, "drain_delay_s": 0, "log_format": "json"} | settings
     process = subprocess.Popen(
-        [sys.executable, "-m", "service", "serve"],
+        [sys.executable, "-m", *module],
         cwd=ROOT,
         env=environment(**settings),
         stderr=subprocess.PIPE,

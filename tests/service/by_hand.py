@@ -170,7 +170,7 @@ class WatchedLoop(asyncio.SelectorEventLoop):
     """Counts what it is asked to do, and sees what comes from a lane.
 
     Attributes:
-        asked, timers: how often anything, or a timer, was asked for.
+        asked, timers: how often anything was asked for, and the timers that were.
         handed_back: set when a lane has left its message for the loop.
         fault: raised once in a lane that hands something back.
     """
@@ -178,7 +178,7 @@ class WatchedLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.asked = 0
-        self.timers = 0
+        self.timers: list[asyncio.TimerHandle] = []
         self.handed_back = threading.Event()
         self.fault: BaseException | None = None
 
@@ -192,8 +192,8 @@ class WatchedLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         self.asked += 1
-        self.timers += 1
-        return super().call_at(when, callback, *args, context=context)
+        self.timers.append(super().call_at(when, callback, *args, context=context))
+        return self.timers[-1]
 
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None

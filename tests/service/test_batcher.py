@@ -198,11 +198,26 @@ async def test_p03_no_lane_stays_free_while_another_gets_all_the_work() -> None:
 def test_p03_no_timer_is_needed() -> None:
     async def test() -> None:
         loop = watched_loop()
-        before = loop.timers
+        before = len(loop.timers)
         async with running(Engine(is_open=True)) as batcher:
             for _ in range(10):
                 await asyncio.gather(send(batcher, "a"), send(batcher, "b", "c"))
-            assert loop.timers == before
+            assert len(loop.timers) == before
+
+    run_on(WatchedLoop, test)
+
+
+def test_p03_one_cut_is_asked_for_however_many_arrive() -> None:
+    async def test() -> None:
+        async with running(Engine(is_open=True)) as batcher:
+            loop = watched_loop()
+            arrivals = [batcher.submit([name], [1]) for name in "abc"]
+            before = loop.asked
+            for arrival in arrivals:
+                arrival.send(None)
+            assert loop.asked == before + 1
+            for arrival in arrivals:
+                arrival.close()
 
     run_on(WatchedLoop, test)
 

@@ -77,9 +77,32 @@ async def test_p06_the_deadline_is_kept_while_the_lane_is_stuck() -> None:
 async def test_p06_a_deadline_that_has_passed_is_refused_at_once() -> None:
     engine = Engine()
     async with running(engine) as batcher:
+        turned: list[bool] = []
+        asyncio.get_running_loop().call_soon(turned.append, True)
         with pytest.raises(DeadlineExceeded):
             await batcher.submit(["a"], [1], deadline=asyncio.get_running_loop().time() - 1)
+        assert not turned
     assert engine.calls == []
+
+
+def test_p06_no_timer_outlives_its_request() -> None:
+    async def test() -> None:
+        loop = watched_loop()
+        engine = Engine()
+        async with running(engine) as batcher:
+            before = len(loop.timers)
+            answered, gone = (
+                send(batcher, name, deadline=loop.time() + 3600) for name in ("answered", "gone")
+            )
+            await engine.entered(1)
+            gone.cancel()
+            engine.open()
+            await answered
+            deadlines = loop.timers[before:]
+            assert len(deadlines) == 2
+            assert all(timer.cancelled() for timer in deadlines)
+
+    run_on(WatchedLoop, test)
 
 
 def test_p06_what_is_overdue_at_the_cut_is_not_run_though_its_timer_has_not_fired() -> None:
@@ -188,6 +211,15 @@ async def test_p07_one_that_is_tried_again_can_still_be_abandoned() -> None:
     assert engine.calls == [["bad", "gone"], ["bad"]]
 
 
+@on_each_loop
+async def test_p07_what_is_tried_again_does_not_linger() -> None:
+    engine = Engine(is_open=True)
+    engine.faults = {"bad": RuntimeError()}
+    async with running(engine, limits=Limits(linger_s=3600, max_batch_items=4)) as batcher:
+        outcomes = await batcher.submit(["a", "b", "c", "bad"], [1, 1, 1, 1])
+        assert values(outcomes) == ["a!", "b!", "c!", None]
+
+
 # --- 8. death ---------------------------------------------------------------------------------------------
 
 
@@ -281,15 +313,19 @@ async def test_p08_a_dead_batcher_ends_its_threads() -> None:
     engine = Engine()
     poison = Poison(7)
     async with running(engine, lanes=3) as batcher:
-        tasks = [send(batcher, *"abc"), asyncio.create_task(batcher.submit(["x"], [poison]))]
+        tasks = [send(batcher, *"abc")]
         await engine.entered(3)
+        tasks.append(asyncio.create_task(batcher.submit(["x"], [poison])))
+        await turns()
         poison.armed = True
-        tasks.append(send(batcher, "d"))
         lanes = lane_threads() - before
         engine.open()
         await asyncio.gather(*tasks, return_exceptions=True)
-    assert lanes
-    assert not any(lane.is_alive() for lane in lanes)
+        assert batcher.load().dead
+        assert len(lanes) == 3
+        for lane in lanes:  # not only at the close
+            await asyncio.to_thread(lane.join, SAFETY_S)
+            assert not lane.is_alive()
 
 
 def test_p08_when_a_lane_dies_it_is_told() -> None:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +202,7 @@ def test_a_variable_that_is_no_setting_is_told(store: Path) -> None:
         "VALENCE_SERVICE_PORT": "80",
         "VALENCE_SERVICE_PORT_HTTP": "80",
         "VALENCE_PORT_80_TCP_ADDR": "10.0.0.1",
+        "VALENCE_DATA": "data",  # of tests and scripts
     }
     ran = valence("models", model_store=store, extra=extra)
     assert ran.returncode == 0
@@ -215,6 +218,14 @@ def test_a_port_that_kubernetes_sets_is_explained() -> None:
     assert ran.returncode == 2
     assert "enableServiceLinks" in ran.stderr
     assert "Kubernetes" in ran.stderr
+
+
+def test_serve_on_a_port_that_is_taken(store: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        ran = valence("serve", model_store=store, port=port)
+    assert ran.returncode == 1
+    assert ran.stderr == f"valence: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
 # --- the command itself

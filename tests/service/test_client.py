@@ -49,6 +49,10 @@ async def test_quick_work_is_not_watched() -> None:
     line = Line([GONE])
     with ClientWatch(line.receive):
         await asyncio.sleep(0)
+    with ClientWatch(line.receive, after_s=0):
+        pass
+    for _ in range(3):
+        await asyncio.sleep(0)
     assert line.asked == 0
 
 

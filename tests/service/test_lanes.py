@@ -1,12 +1,13 @@
 """Threads that make calls, and the measure of their speed."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
 
 from service.lanes import Call, DrainRate, Lanes
-from tests.service.by_hand import on_each_loop
+from tests.service.by_hand import on_each_loop, run_on, turned_clock
 
 
 def test_nothing_is_known_before_the_first_call() -> None:
@@ -63,6 +64,43 @@ async def test_calls_come_back_on_the_loop_and_lanes_outlive_what_they_raise() -
     assert failed.error is fatal
     assert (made.results, made.error) == ([6, 8], None)
     assert failed.ended_s <= made.started_s <= made.ended_s
+    assert lanes.under_way == {}
     lanes.stop()
     await lanes.ended()
     assert died == []
+
+
+def test_the_estimate_counts_failed_calls_and_one_that_is_stuck_as_slow() -> None:
+    go = threading.Event()
+
+    def run(values: Sequence[str]) -> Sequence[str]:
+        if "fails" in values:
+            raise RuntimeError
+        if "stuck" in values:
+            go.wait()
+        return values
+
+    async def test() -> None:
+        done: asyncio.Queue[Call[str, str]] = asyncio.Queue()
+        lanes: Lanes[str, str] = Lanes(run, 1, done=done.put_nowait, died=raise_it)
+        lanes.start()
+        lanes.hand_in(Call(["fails"], tokens=1000))
+        failed = await done.get()
+        assert lanes.seconds_for(1000) > 100 * failed.run_s
+        lanes.hand_in(Call(["works"], tokens=1000))
+        await done.get()
+        before_s = lanes.seconds_for(1000)
+        lanes.hand_in(Call(["stuck"], tokens=1))
+        clock.forward(500)
+        assert lanes.seconds_for(1000) >= before_s + 500
+        go.set()
+        await done.get()
+        lanes.stop()
+        await lanes.ended()
+
+    with turned_clock() as clock:
+        run_on(asyncio.new_event_loop, test)
+
+
+def raise_it(error: BaseException) -> None:
+    raise error

@@ -297,6 +297,22 @@ def test_a_batch_that_does_not_end_holds_nobody_back(store: Path, pool: ThreadPo
         opener.engine.gate.set()
 
 
+def test_a_lane_that_is_left_behind_does_not_abort_the_process(store: Path, pool: ThreadPoolExecutor) -> None:
+    """A call that never comes back from onnxruntime: the exit code is that of a clean stop all the same."""
+    settings = {"model_store": store, "device": "cpu", "stop_timeout_s": 0.1}
+    with (
+        starting(module=["tests.service.endless"], **settings) as server,
+        httpx.Client(base_url=server.url, timeout=SAFETY_S, trust_env=False) as client,
+    ):
+        server.event("ready on ")
+        refused = pool.submit(post, client)
+        eventually(lambda: "valence_lanes_busy 1.0" in client.get("/metrics").text, "a busy lane")
+        server.process.send_signal(signal.SIGTERM)
+        assert refused.result(SAFETY_S).status_code == 503
+        assert server.wait() == 0
+        assert server.events("stopped")
+
+
 def in_flight(server: LocalServer) -> float:
     return server.metric("valence_http_requests_in_flight", route="/predict")
 
@@ -488,6 +504,36 @@ def test_a_request_that_arrives_in_pieces_is_answered(store: Path) -> None:
         while received.count(b'"predictions"') < 3:
             received += connection.recv(65536)
         assert received.count(b"HTTP/1.1 200 ") == 3
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_wish_for_another_protocol_is_ignored(store: Path, protocol: bytes, at_once: bool) -> None:
+    """The HTTP client of Java asks for HTTP/2 so; uvicorn would lose the body."""
+    with local_server(model_store=store) as server, socket.create_connection(server.address) as connection:
+        body = b'{"inputs": "good"}'
+        head = PREDICT + b"Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: %b\r\n" % protocol
+        request = head + b"content-length: %d\r\n\r\n" % len(body) + body
+        for _ in range(2):
+            size = len(request) if at_once else 1
+            for position in range(0, len(request), size):
+                connection.sendall(request[position : position + size])
+            answer = one_answer(connection)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b'"positive"' in answer
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
+        assert one_answer(connection).startswith(b"HTTP/1.1 200 ")
+        assert server.metric("valence_http_requests_total", route="/predict", status="200") == 2
+
+
+@pytest.mark.parametrize("target", [b"example.org:443", b"/predict"])
+def test_no_tunnel_is_dug(store: Path, target: bytes) -> None:
+    with local_server(model_store=store) as server:
+        with socket.create_connection(server.address) as connection:
+            connection.sendall(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target)
+            assert one_answer(connection).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 405 "))
+        with server.client() as client:
+            assert post(client).status_code == 200
 
 
 def test_connections_too_many_get_health_alone(store: Path) -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,3 +245,25 @@ def test_a_tokenizer_that_reads_nothing_is_refused() -> None:
 
     with pytest.raises(StartupError, match="fixed special tokens"):
         load(edited(drop_everything))
+
+
+def test_r28_reading_a_text_starts_no_threads(tmp_path: Path) -> None:
+    """The library would start one a core, blind to a quota, and a process that has them cannot be forked."""
+    file = tmp_path / "tokenizer.json"
+    bert_tokenizer().save(str(file))
+    code = f"""
+import os
+from pathlib import Path
+from service.settings import keep_tokenizers_single
+from service.tokenizer import Tokenizer
+keep_tokenizers_single()
+before = len(os.listdir("/proc/self/task"))
+tokenizer = Tokenizer.load(Path({str(file)!r}), max_tokens=32, max_text_chars=1000)
+tokenizer.encode("good")
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "0\n"
