@@ -182,6 +182,7 @@ class Predictor:
         limits = Limits(
             max_batch_items=settings.max_batch_items,
             max_batch_tokens=settings.max_batch_tokens,
+            max_padding_tokens=settings.max_padding_tokens,
             max_queue_items=settings.max_queue_items,
             max_queue_tokens=settings.max_queue_tokens,
             linger_s=settings.batch_linger_s,

@@ -72,6 +72,11 @@ class Settings(BaseSettings):
     max_batch_tokens: int = Field(
         default=1024, ge=1, description="Most tokens in one batch, padding included."
     )
+    max_padding_tokens: int = Field(
+        default=4,
+        ge=0,
+        description="Padding that one more text may add to a batch; a text that would add more waits.",
+    )
     batch_linger_s: float = Field(
         default=0.0,
         ge=0,

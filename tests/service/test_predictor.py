@@ -283,6 +283,27 @@ async def test_a_full_queue_refuses_the_whole_request(tmp_path: Path) -> None:
     assert not opener.engine.has_seen(tokens_of("great"))
 
 
+@pytest.mark.parametrize(("bound", "batches"), [(4, [[4, 3, 5], [14, 13]]), (1_000, [[4, 3, 5, 13, 14]])])
+async def test_r11_a_text_that_would_add_much_padding_waits(
+    tmp_path: Path, bound: int, batches: list[list[int]]
+) -> None:
+    """Short texts do not pay for long ones; `max_padding_tokens` says how much is too much."""
+    make_version(tmp_path)
+    opener = Opener()
+    async with serving(tmp_path, opener, lanes=1, threads_per_lane=1, max_padding_tokens=bound) as predictor:
+        opener.engine.gate.clear()
+        before = len(opener.engine.calls)
+        held = asyncio.create_task(predictor.predict(["good"]))
+        await opener.engine.entered(before + 1)
+        words = (2, 1, 3, 11, 12)  # and two special tokens
+        waiting = asyncio.create_task(predictor.predict([" ".join(["good"] * count) for count in words]))
+        await asyncio.sleep(0)
+        opener.engine.gate.set()
+        predicted((await held).outcomes + (await waiting).outcomes)
+    lengths = [sorted(lengths) for lengths, _ in opener.engine.calls[before + 1 :]]
+    assert lengths == [sorted(batch) for batch in batches]
+
+
 async def test_r10_after_the_deadline_the_text_is_not_run(tmp_path: Path) -> None:
     make_version(tmp_path)
     opener = Opener()

@@ -1,0 +1,230 @@
+"""The command `valence-train export`: makes a version of the model store, after it passed the gate.
+
+Knows the order of the steps and what is measured; graphs, precision, bounds and the layout are others' work.
+"""
+
+import argparse
+import os
+import shlex
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import onnx_ir as ir
+import torch
+
+from service.engines import EngineOptions, open_engine
+from service.errors import StartupError
+from service.store import (
+    FileRecord,
+    GoldenText,
+    Manifest,
+    ModelFile,
+    Source,
+    Version,
+    open_version,
+    versions,
+    write_version,
+)
+from service.tokenizer import Tokenizer
+from service.warmup import check_golden_texts
+from training.card import write_card
+from training.config import ConfigError
+from training.data import DataError, Example
+from training.evaluate import read_sets
+from training.gate import GOLDEN_TEXTS, MAX_TEXT_CHARS, Commands, Outcome, check_rows, run_gate
+from training.graph import architecture_of, rebuild, round_to_half, store_half, trace
+from training.origin import NONE_STATED, Origin, open_origin
+from training.parity import RERUN_BOUNDS, Vocabulary, check_same_weights
+from training.quantize import quantize
+
+Precision = Literal["float32", "int8"]
+FILES: dict[str, tuple[str, Precision]] = {
+    "onnx": ("model.onnx", "float32"),
+    "int8": ("model.int8.onnx", "int8"),
+}
+"""What can be asked for, the file that it becomes and the precision that this computes in."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add = parser.add_argument
+    add("source", type=Path, help="run folder, or folder of any fine-tuned classifier of transformers")
+    add("--name", required=True, help="name of the model in the store")
+    add("--version", required=True, type=int, help="number of the version, which must be new")
+    add("--store", type=Path, default=Path("model_store"), help="default %(default)s")
+    add("--formats", default="onnx,int8", help="onnx, or onnx,int8 (default %(default)s)")
+    add(
+        "--data", nargs="+", type=Path, default=[], help="labelled sets; int8 is judged on 2,000 rows or more"
+    )
+    add("--labels", default="", help="names in index order, comma separated (default: those of the model)")
+    add("--max-tokens", type=int, help="longest text (default: what model and tokenizer allow)")
+    add("--base-model", type=_source, metavar="NAME=LICENCE", help="what was fine-tuned")
+    add("--trained-on", type=_source, nargs="+", default=[], metavar="NAME=LICENCE", help="training sets")
+    add("--card", type=Path, nargs="+", default=[], help="Markdown files with more for the model card")
+    add("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default %(default)s")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Writes the version and returns 0. Raises ConfigError or DataError, and writes nothing, when refused."""
+    try:
+        path = export(options)
+    except (StartupError, FileExistsError) as error:
+        raise ConfigError(str(error)) from error
+    print(f"{options.name} {options.version} is written: {path}")
+    return 0
+
+
+def export(options: argparse.Namespace) -> Path:
+    """Makes the files, holds them to the gate and writes the version. Returns its folder."""
+    formats = _formats(options.formats)
+    if options.version in versions(options.store, options.name):
+        raise FileExistsError(f"{options.name} {options.version} is in the store; a version is never changed")
+    notes = [_read(path) for path in options.card]
+    torch.set_num_threads(options.threads)
+    origin = open_origin(
+        options.source,
+        labels=[name.strip() for name in options.labels.split(",") if name.strip()],
+        max_tokens=options.max_tokens,
+        base_model=options.base_model,
+        training_data=options.trained_on,
+    )
+    sets = read_sets(options.data, labels=max(2, len(origin.labels))) if options.data else {}
+    if "int8" in formats:
+        check_rows(sets)
+    with tempfile.TemporaryDirectory(prefix="valence-export-") as work:
+        files = make_files(origin, formats, Path(work))
+        trial = _try(options, origin, files, Path(work), sets)
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        card = write_card(trial, sizes, notes).encode()
+        return write_version(options.store, trial, _content(origin, files, card))
+
+
+def make_files(origin: Origin, formats: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Rounds the model of the origin to float16 and writes a graph for each format, by file name."""
+    round_to_half(origin.model)
+    parameters = [name for name, _ in origin.model.named_parameters()]
+    files = {}
+    graph = trace(origin.model, origin.max_tokens)
+    for name in formats:
+        file = FILES[name][0]
+        made = graph.clone()
+        if name == "int8":
+            quantize(made)
+        store_half(made, parameters)
+        files[file] = folder / file
+        ir.save(made, files[file])
+    return files
+
+
+def _try(
+    options: argparse.Namespace,
+    origin: Origin,
+    files: dict[str, Path],
+    work: Path,
+    sets: dict[str, list[Example]],
+) -> Manifest:
+    """The manifest of a version that passed: it was written to a store of its own and read back for that."""
+    reference = rebuild(files["model.onnx"], architecture_of(origin.model))
+    check_same_weights(origin.model, reference)
+    draft = _draft(options, origin, files)
+    write_version(work / "store", draft, _content(origin, files, b"-"))
+    version = open_version(work / "store", draft.name, draft.version)
+    outcome = run_gate(
+        version,
+        reference,
+        vocabulary=Vocabulary(origin.special, origin.words, origin.pad_id),
+        sets=sets,
+        commands=_commands(options, sets, draft),
+        threads=options.threads,
+    )
+    return _confirmed(version, outcome, options.threads)
+
+
+def _content(origin: Origin, files: dict[str, Path], card: bytes) -> dict[str, bytes | Path]:
+    return {**files, "tokenizer.json": origin.tokenizer_json, "README.md": card}
+
+
+def _confirmed(version: Version, outcome: Outcome, threads: int) -> Manifest:
+    """The manifest with its golden texts and metrics, after the service's own check at start accepted it."""
+    manifest = replace(version.manifest, golden_texts=outcome.golden_texts, metrics=outcome.metrics)
+    tokenizer = Tokenizer.load(
+        version.read(manifest.tokenizer), max_tokens=manifest.max_tokens, max_text_chars=MAX_TEXT_CHARS
+    )
+    for file in manifest.models:
+        engine = open_engine(version, EngineOptions(precision=file.precision, threads_per_lane=threads))
+        check_golden_texts(engine, tokenizer, manifest)
+        engine.close()
+    return manifest
+
+
+def _draft(options: argparse.Namespace, origin: Origin, files: dict[str, Path]) -> Manifest:
+    """All that is known before the gate; the golden logits are none yet."""
+    precisions = {file: precision for file, precision in FILES.values() if file in files}
+    nothing = {f"onnx/{precision}": [0.0] * len(origin.labels) for precision in precisions.values()}
+    return Manifest(
+        schema_version=1,
+        name=options.name,
+        version=options.version,
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        labels=list(origin.labels),
+        activation=origin.activation,
+        max_tokens=origin.max_tokens,
+        padding_side="right",
+        pad_id=origin.pad_id,
+        base_model=origin.base_model,
+        training_data=list(origin.training_data),
+        metrics=[],
+        temperature=1.0,
+        golden_texts=[GoldenText(text, nothing) for text in GOLDEN_TEXTS],
+        tokenizer=FileRecord("tokenizer.json", 0, ""),
+        models=[ModelFile(file, "onnx", p, 0, "", RERUN_BOUNDS[p]) for file, p in precisions.items()],
+        architecture=architecture_of(origin.model),
+    )
+
+
+def _commands(options: argparse.Namespace, sets: dict[str, list[Example]], draft: Manifest) -> Commands:
+    """The commands as another machine can type them: paths are shown from the current folder or by name."""
+    data = [_shown(path) for path in options.data]
+    version = f"{_shown(options.store)}/{draft.name}/{draft.version}"
+    export_words = ["valence-train", "export", _shown(options.source), "--name", draft.name]
+    export_words += ["--version", str(draft.version), "--formats", options.formats]
+    measure = f"valence-train evaluate {version} --data {' '.join(data)} --precision"
+    return Commands(
+        export=" ".join([*map(shlex.quote, export_words), *(["--data", *data] if data else [])]),
+        evaluate={(name, m.precision): f"{measure} {m.precision}" for name in sets for m in draft.models},
+    )
+
+
+def _shown(path: Path) -> str:
+    """A path that says something elsewhere: under $VALENCE_DATA, or relative as it is, or its last name."""
+    root = os.environ.get("VALENCE_DATA")
+    if root and path.resolve().is_relative_to(Path(root).resolve()):
+        return f"$VALENCE_DATA/{path.resolve().relative_to(Path(root).resolve()).as_posix()}"
+    return path.name if path.is_absolute() else path.as_posix()
+
+
+def _formats(given: str) -> list[str]:
+    names = [name.strip() for name in given.split(",")]
+    if names not in (["onnx"], ["onnx", "int8"]):
+        raise ConfigError(
+            f"--formats: {given} is neither onnx nor onnx,int8 (the reference is read from onnx)"
+        )
+    return names
+
+
+def _source(given: str) -> Source:
+    name, _, licence = given.partition("=")
+    if not name.strip():
+        raise argparse.ArgumentTypeError("a name is missing: NAME=LICENCE")
+    return Source(name.strip(), licence.strip() or NONE_STATED)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error

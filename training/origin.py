@@ -1,0 +1,170 @@
+"""Reads the folder that a version is made from, and refuses a model and a tokenizer that do not fit together.
+
+Knows nothing of graphs, precision, bounds or the model store.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from service.store import Source
+from training.config import ConfigError
+from training.graph import load_eager
+from training.pretrained import label_names, load_tokenizer, usable_tokens
+
+NONE_STATED = "none stated"
+_UNNAMED = re.compile(r"LABEL_[0-9]+")
+# A tokenizer without a limit of its own says 1e30.
+_NO_LIMIT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A fine-tuned classifier and all that its version must say of it.
+
+    Attributes:
+        model: eager, in float32, not rounded yet.
+        tokenizer_json: without padding and truncation.
+        special: ids that the tokenizer puts round an empty text.
+        words: ids that are no special tokens, those of real text.
+        max_tokens: the longest text, special tokens included.
+    """
+
+    model: PreTrainedModel
+    labels: tuple[str, ...]
+    activation: Literal["softmax", "sigmoid"]
+    tokenizer_json: bytes
+    special: tuple[int, ...]
+    words: tuple[int, ...]
+    pad_id: int
+    max_tokens: int
+    base_model: Source
+    training_data: tuple[Source, ...]
+
+
+def open_origin(
+    folder: Path,
+    *,
+    labels: Sequence[str] = (),
+    max_tokens: int | None = None,
+    base_model: Source | None = None,
+    training_data: Sequence[Source] = (),
+) -> Origin:
+    """Opens a run (its `model/`) or a folder of `save_pretrained`.
+
+    `labels`, `base_model` and `training_data` stand above what the folder says. Raises ConfigError.
+    """
+    saved = folder / "model" if (folder / "model").is_dir() else folder
+    if not (saved / "config.json").is_file():
+        raise ConfigError(f"{folder}: neither a finished run nor the folder of a transformers model")
+    model = load_eager(saved)
+    tokenizer = load_tokenizer(str(saved))
+    run = _run_of(folder)
+    special, words = _check_tokenizer(folder, tokenizer, model)
+    names = _labels(folder, model, labels)
+    sigmoid = len(names) == 1 or model.config.problem_type == "multi_label_classification"
+    return Origin(
+        model=model,
+        labels=names,
+        activation="sigmoid" if sigmoid else "softmax",
+        tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
+        special=special,
+        words=words,
+        pad_id=int(tokenizer.pad_token_id),
+        max_tokens=_max_tokens(tokenizer, model, max_tokens),
+        base_model=base_model or _base_of(folder, run),
+        training_data=_training_data(run, training_data),
+    )
+
+
+def _labels(folder: Path, model: PreTrainedModel, given: Sequence[str]) -> tuple[str, ...]:
+    """The names in index order, as many as there are logits, all of them real names."""
+    width = _width(model)
+    names = tuple(given) or label_names(model.config)
+    if len(names) != width:
+        raise ConfigError(f"{folder}: {len(names)} labels, but the model gives {width} logits")
+    if unnamed := [name for name in names if _UNNAMED.fullmatch(name)]:
+        raise ConfigError(f"{folder}: {unnamed[0]} is a number, not a name; give the names with --labels")
+    return names
+
+
+def _width(model: PreTrainedModel) -> int:
+    with torch.inference_mode():
+        logits = model(
+            input_ids=torch.tensor([[5, 6, 7]]), attention_mask=torch.ones(1, 3, dtype=torch.int64)
+        ).logits
+    return int(logits.shape[1])
+
+
+def _check_tokenizer(
+    folder: Path, tokenizer: Any, model: PreTrainedModel
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids round an empty text and the ids of words. Raises ConfigError for another model's tokenizer."""
+    rows: int = model.config.vocab_size
+    ids = set(tokenizer.get_vocab().values())
+    if max(ids) >= rows:
+        raise ConfigError(f"{folder}: the tokenizer has ids up to {max(ids)}, the model knows {rows} tokens")
+    if tokenizer.pad_token_id is None or tokenizer.unk_token_id is None:
+        raise ConfigError(f"{folder}: the tokenizer lacks a padding or an unknown token")
+    expected = model.config.pad_token_id
+    if expected is not None and expected != tokenizer.pad_token_id:
+        raise ConfigError(
+            f"{folder}: the tokenizer pads with {tokenizer.pad_token_id}, the model with {expected}"
+        )
+    special = tuple(tokenizer.backend_tokenizer.encode("").ids)
+    if len(special) < 2 or not set(special) <= set(tokenizer.all_special_ids):
+        raise ConfigError(f"{folder}: the tokenizer puts no special tokens round a text")
+    return special, tuple(sorted(ids - set(tokenizer.all_special_ids)))
+
+
+def _max_tokens(tokenizer: Any, model: PreTrainedModel, asked: int | None) -> int:
+    """The least of what the positions, the tokenizer and the caller allow."""
+    limits = [usable_tokens(model.config), tokenizer.model_max_length, asked]
+    real = [int(limit) for limit in limits if limit is not None and limit < _NO_LIMIT]
+    if not real:
+        raise ConfigError("neither the model nor its tokenizer has a limit: give one with --max-tokens")
+    return min(real)
+
+
+def _run_of(folder: Path) -> dict[str, Any]:
+    path = folder / "metrics.json"
+    if not path.is_file():
+        return {}
+    try:
+        run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    return run
+
+
+def _base_of(folder: Path, run: dict[str, Any]) -> Source:
+    """A hub name can be told; a folder of the training machine says nothing to anybody else."""
+    base = str(run.get("config", {}).get("base", ""))
+    if not base or base.startswith(("/", ".", "~")):
+        raise ConfigError(f"{folder}: the base model has no public name; give --base-model NAME=LICENCE")
+    return Source(base, NONE_STATED)
+
+
+def _training_data(run: dict[str, Any], given: Sequence[Source]) -> tuple[Source, ...]:
+    """What was trained on, by the folders of the training files; `given` adds licences and other sets."""
+    rows: dict[str, int] = {}
+    for file in run.get("files", []):
+        if count := int(file["rows"]["train"]):
+            name = str(file["name"]).partition("/")[0]
+            rows[name] = rows.get(name, 0) + count
+    if len(rows) == 1:
+        # What was left after duplicates and leaks were taken out is known for the whole alone.
+        kept = run.get("training_rows", {}).get("rows_kept")
+        rows = {name: int(kept or count) for name, count in rows.items()}
+    known = {source.name: source for source in given}
+    read = [
+        Source(name, known[name].licence if name in known else NONE_STATED, count)
+        for name, count in rows.items()
+    ]
+    return (*read, *(source for source in given if source.name not in rows))
