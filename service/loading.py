@@ -110,7 +110,7 @@ def _prove(
     go_on: Callable[[], bool],
 ) -> None:
     started_s = time.perf_counter()
-    check_golden_texts(engine, tokenizer, manifest)
+    check_golden_texts(engine, tokenizer, manifest, max_batch_tokens=settings.max_batch_tokens)
     golden_s = time.perf_counter() - started_s
     grid = shapes(
         max_tokens=engine.max_tokens,

@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     max_queue_tokens: int = Field(default=131_072, ge=1, description="Most tokens that wait; beyond it 503.")
     max_batch_items: int = Field(default=32, ge=1, description="Most texts in one batch.")
     max_batch_tokens: int = Field(
-        default=1024, ge=1, description="Most tokens in one batch, padding included."
+        default=512, ge=1, description="Most tokens in one batch, padding included."
     )
     max_padding_tokens: int = Field(
         default=4,

@@ -71,8 +71,13 @@ def warm_up(
             done.result()
 
 
-def check_golden_texts(engine: Engine, tokenizer: Tokenizer, manifest: Manifest) -> None:
+def check_golden_texts(
+    engine: Engine, tokenizer: Tokenizer, manifest: Manifest, *, max_batch_tokens: int = 1024
+) -> None:
     """Compare what the engine says of the golden texts with what the manifest says, alone and in company.
+
+    Args:
+        max_batch_tokens: the largest batch that will be served; company is no larger, to need no more memory.
 
     Raises:
         StartupError: a logit is off by more than the bound of the file, a label is another one, or an answer
@@ -87,19 +92,38 @@ def check_golden_texts(engine: Engine, tokenizer: Tokenizer, manifest: Manifest)
     encodings = [tokenizer.encode(golden.text) for golden in manifest.golden_texts]
     expected = np.array([golden.logits[key] for golden in manifest.golden_texts], dtype=np.float32)
     alone = np.concatenate([_run(engine, TokenBatch.of([encoding])) for encoding in encodings])
-    together = _run(engine, TokenBatch.of(encodings))
     _compare(alone, expected, bound=bound)
-    chances = [
-        activate(logits, manifest.activation, temperature=manifest.temperature)
-        for logits in (alone, together)
-    ]
-    change = np.abs(chances[0] - chances[1]).max(axis=1)
-    worst = int(change.argmax())
-    if not change[worst] <= COMPANY_BOUND:
-        raise StartupError(
-            f"golden text {worst + 1}: its probability changes by {change[worst]:.2g} in company, and "
-            f"{COMPANY_BOUND:g} is allowed: its answer depends on the other texts of a batch"
-        )
+    for places in companies([len(one) for one in encodings], max_batch_tokens):
+        together = _run(engine, TokenBatch.of([encodings[place] for place in places]))
+        chances = [
+            activate(logits, manifest.activation, temperature=manifest.temperature)
+            for logits in (alone[places], together)
+        ]
+        change = np.abs(chances[0] - chances[1]).max(axis=1)
+        worst = int(change.argmax())
+        if not change[worst] <= COMPANY_BOUND:
+            raise StartupError(
+                f"golden text {places[worst] + 1}: its probability changes by {change[worst]:.2g} in company "
+                f"and {COMPANY_BOUND:g} is allowed: its answer depends on the other texts of a batch"
+            )
+
+
+def companies(lengths: Sequence[int], max_batch_tokens: int) -> list[list[int]]:
+    """Batches of several texts (by their places) that the service could run.
+
+    Texts of like length go together. A longest one that is left over goes beside the shortest, whose row is
+    then nearly all padding. A text too long for any company is left out.
+    """
+    batches: list[list[int]] = []
+    order = sorted(range(len(lengths)), key=lambda place: lengths[place])
+    for place in order:
+        if batches and (len(batches[-1]) + 1) * lengths[place] <= max_batch_tokens:
+            batches[-1].append(place)
+        else:
+            batches.append([place])
+    if len(batches) > 1 and len(batches[-1]) == 1 and 2 * lengths[order[-1]] <= max_batch_tokens:
+        batches[-1].append(order[0])
+    return [batch for batch in batches if len(batch) > 1]
 
 
 def _compare(logits: FloatArray, expected: FloatArray, *, bound: float) -> None:

@@ -97,7 +97,7 @@ def export(options: argparse.Namespace) -> Path:
         check_rows(sets)
     with tempfile.TemporaryDirectory(prefix="valence-export-") as work:
         files = make_files(origin, formats, Path(work))
-        trial = _try(options, origin, files, Path(work), sets)
+        trial = _try(options, origin, files, work=Path(work), sets=sets)
         sizes = {name: path.stat().st_size for name, path in files.items()}
         card = write_card(trial, sizes, notes).encode()
         return write_version(options.store, trial, _content(origin, files, card))
@@ -124,6 +124,7 @@ def _try(
     options: argparse.Namespace,
     origin: Origin,
     files: dict[str, Path],
+    *,
     work: Path,
     sets: dict[str, list[Example]],
 ) -> Manifest:

@@ -20,6 +20,9 @@ from training.pretrained import label_names, load_tokenizer, usable_tokens
 
 NONE_STATED = "none stated"
 _UNNAMED = re.compile(r"LABEL_[0-9]+")
+LEAST_TOKENS = 3
+# A table of words is often a little larger than the vocabulary, for the sake of a round number.
+LEAST_SHARE = 0.9
 # A tokenizer without a limit of its own says 1e30.
 _NO_LIMIT = 1_000_000
 
@@ -117,6 +120,8 @@ def _check_tokenizer(
         raise ConfigError(
             f"{folder}: the tokenizer pads with {tokenizer.pad_token_id}, the model with {expected}"
         )
+    if len(ids) < LEAST_SHARE * rows:
+        raise ConfigError(f"{folder}: the tokenizer has {len(ids)} tokens, the model knows {rows}")
     special = tuple(tokenizer.backend_tokenizer.encode("").ids)
     if len(special) < 2 or not set(special) <= set(tokenizer.all_special_ids):
         raise ConfigError(f"{folder}: the tokenizer puts no special tokens round a text")
@@ -129,6 +134,8 @@ def _max_tokens(tokenizer: Any, model: PreTrainedModel, asked: int | None) -> in
     real = [int(limit) for limit in limits if limit is not None and limit < _NO_LIMIT]
     if not real:
         raise ConfigError("neither the model nor its tokenizer has a limit: give one with --max-tokens")
+    if min(real) < LEAST_TOKENS:
+        raise ConfigError(f"a longest text of {min(real)} tokens leaves no room between the special tokens")
     return min(real)
 
 

@@ -435,7 +435,7 @@ def lie(manifest: Manifest) -> Manifest:
         ("no graph", "onnxruntime cannot load the model"),
         ("golden texts", "golden text 1: a logit is off by"),
         ("precision", "it has float32"),
-        ("shape", "the engine failed on 16 × 64 tokens"),
+        ("shape", "the engine failed on 8 × 64 tokens"),
     ],
 )
 async def test_r56_what_cannot_start_is_never_ready(tmp_path: Path, case: str, reason: str) -> None:

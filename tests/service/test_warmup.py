@@ -15,7 +15,7 @@ from service.engines import EngineOptions
 from service.errors import StartupError
 from service.store import Manifest, open_version
 from service.tokenizer import Tokenizer
-from service.warmup import check_golden_texts, shapes, warm_up
+from service.warmup import check_golden_texts, companies, shapes, warm_up
 from tests.models import bert_tokenizer, make_version
 from tests.service.stand_ins import SAFETY_S, GatedEngine, Opener
 
@@ -148,3 +148,20 @@ def test_an_engine_of_another_form_is_refused(tmp_path: Path) -> None:
     engine.precision = "bfloat16"
     with pytest.raises(StartupError, match="onnx/bfloat16, which the version does not have"):
         check_golden_texts(engine, tokenizer, manifest)
+
+
+# Company.
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget", "expected"),
+    [
+        ([5, 9, 512, 7], 1024, [[0, 3, 1], [2, 0]]),  # the long one beside the shortest
+        ([5, 9, 512, 7], 1023, [[0, 3, 1]]),  # which no batch of the service could hold
+        ([100, 4, 100, 4], 200, [[1, 3], [0, 2]]),
+        ([4], 1024, []),
+        ([], 1024, []),
+    ],
+)
+def test_company_is_what_a_batch_may_hold(lengths: list[int], budget: int, expected: list[list[int]]) -> None:
+    assert companies(lengths, budget) == expected

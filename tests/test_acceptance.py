@@ -1,0 +1,162 @@
+"""The main job, end to end: the real model of the repository, a real server, SST-2 dev over HTTP.
+
+What it shows, with 64 clients at once and each text sent once alone and once in a list of mixed size: every
+answer is that of its own text. float32 equals the eager PyTorch model with the same (rounded) weights. int8
+equals itself whoever shares its batch, and is as accurate.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from service.store import Version, open_version
+from service.tokenizer import Tokenizer
+from tests.server import Server, serving
+from training.data import Example, read_rows
+from training.graph import rebuild
+
+STORE = Path(__file__).parent.parent / "model_store"
+CLIENTS = 64
+LIST_SIZES = (1, 2, 3, 7, 16, 32, 40)
+SIX = {
+    "Great product, highly recommend!": "positive",
+    "Terrible experience, waste of money.": "negative",
+    "Average, nothing special.": "negative",
+    "Absolutely loved it, will buy again.": "positive",
+    "Poor quality, broke after a week.": "negative",
+    "This is an outstanding purchase!": "positive",
+}
+
+Positive = NDArray[np.float64]
+"""float64[n]: the probability of the label positive, in the order of the texts."""
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[Example]:
+    folder = os.environ.get("VALENCE_DATA")
+    if not folder:
+        pytest.skip("VALENCE_DATA is not set: the sentences of SST-2 are not in the repository")
+    return [example for example, _ in read_rows(Path(folder) / "sst2" / "dev.tsv", labels=2)]
+
+
+@pytest.fixture(scope="module")
+def version() -> Version:
+    return open_version(STORE, "sentiment")
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with serving(model_store=STORE, precision=request.param) as running:
+        yield running
+
+
+def eager(version: Version, texts: Sequence[str]) -> Positive:
+    """What PyTorch says of each text alone, with the weights that lie in the version."""
+    manifest = version.manifest
+    tokenizer = Tokenizer.load(
+        version.read(manifest.tokenizer), max_tokens=manifest.max_tokens, max_text_chars=1_000_000
+    )
+    model = rebuild(version.path / "model.onnx", manifest.architecture)
+    with torch.inference_mode():
+        logits = torch.cat(
+            [model(input_ids=torch.tensor([list(tokenizer.encode(text).ids)])).logits for text in texts]
+        )
+    probabilities: Positive = torch.softmax(logits.double() / manifest.temperature, dim=1).numpy()
+    return probabilities[:, manifest.labels.index("positive")]
+
+
+def shuffled_requests(count: int) -> list[list[int]]:
+    """Every place once in a list of its own and once in a list of mixed size; the same order in every run."""
+    dice = random.Random(2026)
+    places = list(range(count))
+    dice.shuffle(places)
+    requests = [[place] for place in places]
+    while places:
+        size = dice.choice(LIST_SIZES)
+        requests.append(places[:size])
+        places = places[size:]
+    dice.shuffle(requests)
+    return requests
+
+
+async def ask(client: httpx.AsyncClient, texts: Sequence[str], *, single: bool) -> list[float]:
+    """The probability of positive of each text, as the service answers it."""
+    response = await client.post("/predict", json={"inputs": texts[0] if single else texts})
+    assert response.status_code == 200, response.text
+    predictions = response.json()["predictions"]
+    assert len(predictions) == len(texts)
+    return [prediction["scores"]["positive"] for prediction in predictions]
+
+
+async def ask_one_by_one(server: Server, texts: Sequence[str]) -> Positive:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        return np.array([(await ask(client, [text], single=True))[0] for text in texts])
+
+
+async def ask_all_at_once(server: Server, texts: Sequence[str]) -> tuple[Positive, Positive]:
+    """Answers to the texts sent singly, and to the texts sent in lists, from 64 clients at once."""
+    answers = {"single": np.full(len(texts), np.nan), "list": np.full(len(texts), np.nan)}
+    waiting = iter(shuffled_requests(len(texts)))
+    seen: set[int] = set()
+
+    async def one_client(client: httpx.AsyncClient) -> None:
+        for places in waiting:
+            single = len(places) == 1 and places[0] not in seen
+            seen.update(places if single else ())
+            found = await ask(client, [texts[place] for place in places], single=single)
+            answers["single" if single else "list"][places] = found
+
+    limits = httpx.Limits(max_connections=CLIENTS)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+        await asyncio.gather(*(one_client(client) for _ in range(CLIENTS)))
+    return answers["single"], answers["list"]
+
+
+def accuracy(positive: Positive, examples: Sequence[Example]) -> float:
+    return float(np.mean((positive > 0.5) == np.array([example.label == 1 for example in examples])))
+
+
+def recorded_accuracy(version: Version, precision: str) -> float:
+    """What the manifest says of SST-2 dev."""
+    (found,) = [
+        metric.value
+        for metric in version.manifest.metrics
+        if (metric.name, metric.dataset, metric.precision) == ("accuracy", "sst2/dev", precision)
+    ]
+    return found
+
+
+async def test_872_sentences_come_back_each_to_its_own_text(
+    server: Server, version: Version, examples: list[Example]
+) -> None:
+    texts = [example.text for example in examples]
+    reference = await asyncio.to_thread(eager, version, texts)
+    alone = await ask_one_by_one(server, texts)
+    single, listed = await ask_all_at_once(server, texts)
+
+    assert len(texts) == 872
+    # A NaN is a text that nobody answered; it fails every bound below.
+    assert np.max(np.abs(single - alone)) <= 1e-4
+    assert np.max(np.abs(listed - alone)) <= 1e-4
+    if server.precision == "float32":
+        assert np.max(np.abs(alone - reference)) <= 1e-3
+    else:
+        assert abs(accuracy(alone, examples) - accuracy(reference, examples)) <= 0.005
+        assert np.quantile(np.abs(alone - reference), 0.99) <= 0.1
+    assert accuracy(alone, examples) == pytest.approx(recorded_accuracy(version, server.precision), abs=0.005)
+
+
+def test_six_texts_of_the_readme(server: Server) -> None:
+    response = httpx.post(f"{server.url}/predict", json={"inputs": list(SIX)}, timeout=60)
+    assert response.status_code == 200
+    body = response.json()
+    assert body["model"] == "sentiment"
+    assert [prediction["label"] for prediction in body["predictions"]] == list(SIX.values())

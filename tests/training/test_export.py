@@ -1,0 +1,218 @@
+"""`valence-train export`, from a run or a folder to a version that the service opens; and what it refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Backend
+
+from service.engines import EngineOptions, open_engine
+from service.store import Manifest, open_version, versions
+from service.tokenizer import Tokenizer
+from service.warmup import check_golden_texts
+from tests.training.conftest import FinishedRun
+from tests.training.exported import MAX_TOKENS, make_classifier, traced
+from tests.training.tiny import DEV_ROWS, write_rows
+from training.cli import main
+from training.graph import load_eager, rebuild, round_to_half
+
+BASE = ("--base-model", "tiny-bert=Apache-2.0")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2,000 labelled rows, and some more."""
+    return write_rows(
+        tmp_path_factory.mktemp("rows") / "tiny" / "test.tsv", DEV_ROWS * (2100 // len(DEV_ROWS))
+    )
+
+
+def export(source: Path, store: Path, *more: str, version: int = 1) -> int:
+    words = ["export", str(source), "--name", "tiny", "--version", str(version), "--store", str(store)]
+    return main([*words, "--threads", "1", *more])
+
+
+@pytest.fixture(scope="module")
+def exported(
+    finished_run: FinishedRun, rows: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[FinishedRun, Path]:
+    """The store that a finished run was exported into, with everything that can be asked for."""
+    store = tmp_path_factory.mktemp("store")
+    notes = store.parent / "notes.md"
+    notes.write_text("## Thanks\n\nTo all who wrote reviews.\n", encoding="utf-8")
+    more = ("--data", str(rows), "--trained-on", "data=CC0-1.0", "--card", str(notes))
+    assert export(finished_run.folder, store, *BASE, *more) == 0
+    return finished_run, store
+
+
+def manifest_of(store: Path) -> Manifest:
+    return open_version(store, "tiny").manifest
+
+
+def test_a_run_becomes_a_version_that_the_service_accepts(exported: tuple[FinishedRun, Path]) -> None:
+    version = open_version(exported[1], "tiny")
+    manifest = version.manifest
+    tokenizer = Tokenizer.load(
+        version.read(manifest.tokenizer), max_tokens=manifest.max_tokens, max_text_chars=1000
+    )
+    assert [(m.path, m.precision) for m in manifest.models] == [
+        ("model.onnx", "float32"),
+        ("model.int8.onnx", "int8"),
+    ]
+    for model in manifest.models:
+        engine = open_engine(version, EngineOptions(precision=model.precision))
+        check_golden_texts(engine, tokenizer, manifest)
+
+
+def test_the_manifest_tells_where_it_all_came_from(exported: tuple[FinishedRun, Path]) -> None:
+    run, store = exported
+    manifest = manifest_of(store)
+    assert manifest.labels == ["negative", "positive"]
+    assert manifest.activation == "softmax"
+    assert (manifest.base_model.name, manifest.base_model.licence) == ("tiny-bert", "Apache-2.0")
+    kept = run.metrics["training_rows"]["rows_kept"]
+    assert [(s.name, s.licence, s.rows) for s in manifest.training_data] == [("data", "CC0-1.0", kept)]
+    assert {m.name for m in manifest.metrics} >= {"accuracy", "accuracy lost against float32"}
+    assert str(store.parent) not in json.dumps([m.command for m in manifest.metrics])
+
+
+def test_the_eager_model_can_be_rebuilt_from_the_version(exported: tuple[FinishedRun, Path]) -> None:
+    run, store = exported
+    version = open_version(store, "tiny")
+    rebuilt = rebuild(version.path / "model.onnx", version.manifest.architecture).state_dict()
+    model = load_eager(run.folder / "model")
+    round_to_half(model)
+    assert all(torch.equal(weight, rebuilt[name]) for name, weight in model.state_dict().items())
+
+
+def test_the_tokenizer_brings_no_padding_and_no_truncation(exported: tuple[FinishedRun, Path]) -> None:
+    backend = Backend.from_file(str(exported[1] / "tiny" / "1" / "tokenizer.json"))
+    assert backend.padding is None
+    assert backend.truncation is None
+
+
+def test_the_card_shows_sources_figures_commands_and_weaknesses(exported: tuple[FinishedRun, Path]) -> None:
+    card = (exported[1] / "tiny" / "1" / "README.md").read_text(encoding="utf-8")
+    for part in ("tiny-bert", "CC0-1.0", "accuracy lost", "valence-train evaluate", "bad at", "## Thanks"):
+        assert part in card
+    assert "none stated" not in card
+    for line in card.splitlines():
+        if line.startswith("|"):
+            assert line.count("|") in {4, 5, 6}
+
+
+def test_a_version_is_never_written_twice(
+    exported: tuple[FinishedRun, Path], rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, store = exported
+    before = (store / "tiny" / "1" / "manifest.json").read_bytes()
+    assert export(run.folder, store, *BASE, "--data", str(rows)) == 2
+    assert "never changed" in capsys.readouterr().err
+    assert (store / "tiny" / "1" / "manifest.json").read_bytes() == before
+
+
+def test_a_model_that_was_fine_tuned_elsewhere_comes_in(tmp_path: Path) -> None:
+    source = traced("roberta").folder
+    more = ("--formats", "onnx", "--max-tokens", "40", "--labels", "bad,good")
+    assert export(source, tmp_path, *BASE, *more, "--trained-on", "reviews", version=3) == 0
+    manifest = manifest_of(tmp_path)
+    assert (manifest.version, manifest.max_tokens, manifest.labels) == (3, 40, ["bad", "good"])
+    assert manifest.training_data[0].licence == "none stated"
+    assert "Ask a lawyer" in (tmp_path / "tiny" / "3" / "README.md").read_text(encoding="utf-8")
+
+
+def test_one_label_is_a_sigmoid(tmp_path: Path) -> None:
+    source = make_classifier(tmp_path, "distilbert", labels=("positive",))
+    assert export(source, tmp_path / "store", *BASE, "--formats", "onnx") == 0
+    manifest = manifest_of(tmp_path / "store")
+    assert (manifest.labels, manifest.activation) == (["positive"], "sigmoid")
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **values}), encoding="utf-8")
+
+
+def unnamed_labels(folder: Path) -> None:
+    change_config(folder, id2label={"0": "LABEL_0", "1": "LABEL_1"}, label2id={"LABEL_0": 0, "LABEL_1": 1})
+
+
+def without_tokenizer(folder: Path) -> None:
+    for path in folder.glob("*token*"):
+        path.unlink()
+
+
+def larger_tokenizer(folder: Path) -> None:
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.add_tokens([f"word{number}" for number in range(50)])
+    backend.save(str(folder / "tokenizer.json"))
+
+
+def without_special_tokens(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, "post_processor": None}), encoding="utf-8")
+
+
+def other_padding(folder: Path) -> None:
+    change_config(folder, pad_token_id=4)
+
+
+def without_head(folder: Path) -> None:
+    shutil.copy(folder.parent / "base" / "model.safetensors", folder / "model.safetensors")
+
+
+def without_model(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("harm", "more", "reason"),
+    [
+        (unnamed_labels, (), "--labels"),
+        (None, ("--labels", "one,two,three"), "3 labels, but the model gives 2 logits"),
+        (without_tokenizer, (), "tokenizer"),
+        (larger_tokenizer, (), "the model knows"),
+        (without_special_tokens, (), "no special tokens round a text"),
+        (other_padding, (), "the tokenizer pads with 0, the model with 4"),
+        (without_head, (), "classifier"),
+        (without_model, (), "neither a finished run nor"),
+        (None, ("--formats", "int8"), "neither onnx nor onnx,int8"),
+        (None, ("--formats", "onnx,int8"), "2,000"),
+        (None, ("--max-tokens", "2"), "no room"),
+        (None, ("--card", "/nowhere/card.md"), "cannot be read"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(
+    harm: Callable[[Path], None] | None,
+    more: tuple[str, ...],
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(traced("bert").folder.parent, tmp_path / "source")
+    folder = tmp_path / "source" / "classifier"
+    if harm is not None:
+        harm(folder)
+    assert export(folder, tmp_path / "store", *BASE, "--formats", "onnx", *more) == 2
+    assert reason in capsys.readouterr().err
+    assert versions(tmp_path / "store", "tiny") == []
+
+
+def test_a_base_that_is_a_folder_must_be_named(
+    finished_run: FinishedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(finished_run.folder, tmp_path, "--formats", "onnx") == 2
+    assert "--base-model" in capsys.readouterr().err
+
+
+def test_the_longest_text_is_what_the_positions_leave(tmp_path: Path) -> None:
+    # 64 rows of positions, of which RoBERTa never uses the first two.
+    source = traced("roberta").folder
+    assert export(source, tmp_path, *BASE, "--formats", "onnx") == 0
+    assert manifest_of(tmp_path).max_tokens == 62
+    assert MAX_TOKENS < 62
