@@ -70,6 +70,9 @@ def errors_page() -> str:
         "`detail` in its place. `code` is made for programs and does not change, `detail` for people.",
         "None repeats the text that was sent.",
         "",
+        "Three answers come from below the application and have no such body: 400 to what is not HTTP, 408",
+        "to a request that takes longer to arrive than the deadline, 431 to headers over 64 KiB.",
+        "",
         "| status | code | what happened |",
         "|---|---|---|",
     ]

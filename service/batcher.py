@@ -102,11 +102,7 @@ class Batcher(Generic[T, R]):
         self._announced = _Announced(self._die)
 
     async def start(self) -> None:
-        """Start the lanes, on the running loop.
-
-        Raises:
-            RuntimeError: started before, closed, or a thread cannot be started.
-        """
+        """Start the lanes, on the running loop. RuntimeError: started before, closed, or no threads."""
         if self._started or self._stopping:
             raise RuntimeError("a batcher is started once, and not after close()")
         self._started = True
@@ -136,6 +132,14 @@ class Batcher(Generic[T, R]):
             return []
         self._check(items, lengths, deadline)
         return await self._admit(items, lengths, deadline)
+
+    def refuse_when_full(self, items: int, tokens: int) -> None:
+        """Raises QueueFull when so much may not be added now. For who wants to know before work is done."""
+        if not self._room.admits(items, tokens):
+            self._expire()
+            if not self._room.admits(items, tokens):
+                drained_s = min(self._lanes.seconds_for(self._room.tokens), _LONGEST_RETRY_S)
+                raise QueueFull(retry_after_s=max(1, math.ceil(drained_s)))
 
     def load(self) -> Load:
         """What waits and runs now."""
@@ -187,12 +191,7 @@ class Batcher(Generic[T, R]):
             raise ValueError(f"{len(items)} items never fit into a queue of {self._limits.max_queue_items}")
         if deadline is not None and deadline <= asyncio.get_running_loop().time():
             raise DeadlineExceeded
-        tokens = sum(lengths)
-        if not self._room.admits(len(items), tokens):
-            self._expire()
-            if not self._room.admits(len(items), tokens):
-                drained_s = min(self._lanes.seconds_for(self._room.tokens), _LONGEST_RETRY_S)
-                raise QueueFull(retry_after_s=max(1, math.ceil(drained_s)))
+        self.refuse_when_full(len(items), sum(lengths))
 
     def _admit(self, items: Sequence[T], lengths: Sequence[int], deadline: float | None) -> Answer[R]:
         loop = asyncio.get_running_loop()

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -92,6 +93,8 @@ def parser() -> argparse.ArgumentParser:
 
 def _run(asked: argparse.Namespace, settings: Settings) -> int:
     if asked.command == "serve":
+        # Until the server has its own: the first process of a container would not even be ended by it.
+        signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(EXIT_OK))
         # Here, since the other commands need neither FastAPI nor uvicorn.
         from service.server import serve  # noqa: PLC0415
 

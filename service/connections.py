@@ -8,7 +8,7 @@ from typing import Any
 
 import httptools
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.middleware import CROWDED_KEY
 
@@ -45,6 +45,7 @@ class BoundedConnection(HttpToolsProtocol):
     _in_head = False
     _head_bytes = 0
     _read_timer: asyncio.TimerHandle | None = None
+    _answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,10 +61,16 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_keepalive_if_required()
         self._stop_read_timer()
+        # uvicorn tells the newest request alone: the one that is being answered would write to nobody, and
+        # those that wait behind it would still be begun.
+        self.pipeline.clear()
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
+        # The keep-alive timer goes on until a request begins: empty lines alone are no sign of life.
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -88,10 +95,29 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._unset_keepalive_if_required()
         self._unfinished = self._in_head = True
         self._head_bytes = 0
         if self._crowded:
             self.scope["state"][CROWDED_KEY] = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+            return
+        # A trailer, behind the chunks of a body. Nobody reads it, so it is not kept, but it is counted.
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._unfinished:
+            self._unset_keepalive_if_required()  # the next request has begun, and has a timer of its own
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_headers_complete(self) -> None:
         self._in_head = False

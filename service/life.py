@@ -102,6 +102,9 @@ class Life:
             self.started.set_result(None)
 
     def _fail(self, reason: str) -> None:
+        if self.phase is Phase.STOPPING:
+            self.started.cancel()  # nobody waits for the model any more: that it is not there is no failure
+            return
         log_event(logger, logging.ERROR, "start failed", reason=reason)
         self.started.set_result(reason)
 

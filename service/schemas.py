@@ -4,7 +4,10 @@ Knows the shapes alone: nothing of routes, of the model or of how an error is se
 repeats what was sent, not even the name of a field that is not known.
 """
 
-from collections.abc import Sequence
+import gc
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +19,10 @@ MISTAKEN_NAMES = ("text", "texts", "input", "instances")
 
 MAX_ERRORS_READ = 64
 """More errors than this are only counted: each field of a hostile body can be one, and telling takes time."""
+
+
+LARGE_BODY_BYTES = 65_536
+"""Bodies above this are read without the cyclic collector."""
 
 
 class _Wire(BaseModel):
@@ -116,20 +123,74 @@ class ModelList(_Wire):
 
 
 def read_request(body: bytes) -> PredictRequest:
-    """The request that a body holds.
+    """The request that a body holds. A text with a lone surrogate is left in its place, to be refused there.
 
     Raises:
         BadRequest: not JSON, or not UTF-8.
-        TextInvalid: a lone surrogate.
+        TextInvalid: a lone surrogate anywhere but in a list of texts.
         Unprocessable: JSON of another shape; the detail names the place.
     """
+    with _collector_at_rest(len(body)):
+        try:
+            return PredictRequest.model_validate_json(body)
+        except ValidationError as error:
+            refusal = _explain_all(error)
+        if not isinstance(refusal, TextInvalid):
+            raise refusal from None
+        return _read_with_surrogates(body)
+
+
+@contextmanager
+def _collector_at_rest(size: int) -> Iterator[None]:
+    """No cyclic collection while a large body is read.
+
+    A body of 650,000 empty lists would start many, each of which looks through all lists so far, and hold the
+    event loop three times as long as the reading itself.
+    """
+    rests = size > LARGE_BODY_BYTES and gc.isenabled()
+    if rests:
+        gc.disable()
     try:
-        return PredictRequest.model_validate_json(body)
+        yield
+    finally:
+        if rests:
+            gc.enable()
+
+
+def _read_with_surrogates(body: bytes) -> PredictRequest:
+    """The same for a body with lone surrogates: pydantic refuses it whole, Python's own parser does not."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise TextInvalid from None
+    if not isinstance(value, dict) or not isinstance(value.get("inputs"), list):
+        raise TextInvalid from None
+    texts = value["inputs"]
+    bad = {place for place, text in enumerate(texts) if isinstance(text, str) and not _is_unicode(text)}
+    if not bad or not all(map(_is_unicode, value)):
+        raise TextInvalid from None
+    try:
+        request = PredictRequest.model_validate(
+            {**value, "inputs": ["" if place in bad else text for place, text in enumerate(texts)]}
+        )
     except ValidationError as error:
-        if error.error_count() > MAX_ERRORS_READ:
-            raise Unprocessable(_UNKNOWN_FIELD) from None
-        found = error.errors(include_url=False, include_input=False)
-        raise _explain([(one["type"], one["loc"], one.get("ctx", {})) for one in found]) from None
+        raise _explain_all(error) from None
+    return request.model_copy(update={"inputs": texts})
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _explain_all(error: ValidationError) -> ServiceError:
+    if error.error_count() > MAX_ERRORS_READ:
+        return Unprocessable(_UNKNOWN_FIELD)
+    found = error.errors(include_url=False, include_input=False)
+    return _explain([(one["type"], one["loc"], one.get("ctx", {})) for one in found])
 
 
 _UNKNOWN_FIELD = (

@@ -147,10 +147,26 @@ def test_bodies_of_another_shape(client: httpx.Client, body: bytes) -> None:
 
 
 def test_lone_surrogates_escaped_and_raw(client: httpx.Client) -> None:
-    for body in (rb'{"inputs": "xyzzy \ud800"}', rb'{"inputs": ["good", "\udfff xyzzy"]}'):
-        assert refused(post(client, body), 422).code == "text_invalid"
+    assert refused(post(client, rb'{"inputs": "xyzzy \ud800"}'), 422).code == "text_invalid"
     refused(post(client, b'{"inputs": "xyzzy \xed\xa0\x80"}'), 400)
     refused(post(client, rb'{"inputs": "good", "\ud800": 1}'), 422)
+
+
+def test_a_lone_surrogate_harms_no_neighbour(client: httpx.Client) -> None:
+    response = post(client, rb'{"inputs": ["good", "\udfff xyzzy", "bad"], "top_k": 1}')
+    assert response.status_code == 200
+    good, invalid, bad = response.json()["predictions"]
+    assert (good["label"], bad["label"]) == ("positive", "negative")
+    assert invalid["error"]["code"] == "text_invalid"
+    assert "xyzzy" not in response.text
+    for body in (
+        rb'{"inputs": ["xyzzy \ud800", 3]}',
+        rb'{"inputs": ["xyzzy \ud800"], "top_k": NaN}',
+        rb'{"inputs": ["xyzzy \ud800"], "z": ["\ud800"]}',
+        rb'{"inputs": ["xyzzy \ud800"], "z": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        rb'{"inputs": ["xyzzy \ud800"], "top_k": ' + b"9" * 5_000 + b"}",
+    ):
+        refused(post(client, body), 422)
 
 
 def test_a_neighbour_in_the_same_list(client: httpx.Client) -> None:

@@ -277,6 +277,8 @@ async def test_a_full_queue_refuses_the_whole_request(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         with pytest.raises(QueueFull) as caught:
             await predictor.predict(["great"])
+        with pytest.raises(QueueFull):  # before it is read, so that a refusal costs little
+            await predictor.predict([""])
         opener.engine.gate.set()
         predicted((await held).outcomes + (await waiting).outcomes)
     assert caught.value.retry_after_s is not None

@@ -1,5 +1,6 @@
 """What a body may be, what is said of one that may not, and that nothing of it is ever said back."""
 
+import gc
 import json
 from typing import Any
 
@@ -63,8 +64,12 @@ def test_no_json_in_utf_8(body: bytes) -> None:
 
 @pytest.mark.parametrize("text", [r"xyzzy \ud800", r"\udc00 xyzzy", r"\ud800A xyzzy", r"\ud800\ud800"])
 def test_a_lone_surrogate_is_a_text_that_cannot_be(text: str) -> None:
-    for body in (f'{{"inputs": "{text}"}}', f'{{"inputs": ["fine", "{text}"]}}'):
-        assert isinstance(refusal(body.encode()), TextInvalid)
+    assert isinstance(refusal(f'{{"inputs": "{text}"}}'.encode()), TextInvalid)
+    inputs = read_request(f'{{"inputs": ["fine", "{text}"]}}'.encode()).inputs
+    assert isinstance(inputs, list)
+    assert inputs[0] == "fine"
+    with pytest.raises(UnicodeEncodeError):
+        inputs[1].encode()
     assert read_request(rb'{"inputs": "\ud83d\ude00"}').inputs == "😀"
 
 
@@ -167,3 +172,21 @@ def test_any_json_is_a_request_or_a_refusal(value: Any) -> None:
         assert read.status in {400, 422}
     else:
         assert value["inputs"] == read.inputs
+
+
+def test_a_large_body_is_read_without_the_collector() -> None:
+    """Hundreds of thousands of lists would start it again and again, and hold the loop for long."""
+    collections: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        collections.append(info["generation"])
+
+    body = b'{"inputs": "good", "z": [' + b",".join([b"[]"] * 300_000) + b"]}"
+    gc.callbacks.append(note)
+    try:
+        with pytest.raises(Unprocessable):
+            read_request(body)
+    finally:
+        gc.callbacks.remove(note)
+    assert 2 not in collections
+    assert gc.isenabled()

@@ -5,6 +5,8 @@ import logging
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +23,7 @@ from service.errors import StartupError
 from service.server import allow_open_files, listen, url_of
 from service.settings import Settings
 from tests.models import make_version
-from tests.server import SAFETY_S, LocalServer, eventually, local_server, serving, starting
+from tests.server import ROOT, SAFETY_S, LocalServer, environment, eventually, local_server, serving, starting
 from tests.service.stand_ins import Opener
 
 PREDICT = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -230,15 +232,38 @@ def test_sigint_stops_as_sigterm_does(store: Path) -> None:
         assert server.events("stopped")[0]["exit_code"] == 0
 
 
-def test_a_signal_while_loading_stops_at_once(store: Path) -> None:
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_signal_while_loading_stops_at_once(
+    store: Path, caplog: pytest.LogCaptureFixture, signals: int
+) -> None:
     opener = Opener()
     opener.may_open.clear()
     with local_server(open_engine=opener, ready=False, model_store=store, drain_delay_s=600.0) as server:
         assert opener.opening.wait(SAFETY_S)
-        server.ask_to_stop()
+        for _ in range(signals):
+            server.ask_to_stop()
         eventually(lambda: server.server.should_exit, "stopping")
         opener.may_open.set()
         assert server.wait() == 0
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_a_signal_before_the_server_is_there_ends_with_0(store: Path) -> None:
+    """While the modules load. The first process of a container is not ended at all without a handler."""
+    process = subprocess.Popen(
+        [sys.executable, "-v", "-m", "service", "serve"],
+        env=environment(port=0, model_store=store),
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        assert any(line.startswith(b"import 'uvicorn'") for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=SAFETY_S)
+        assert process.returncode == 0
+    finally:
+        process.kill()
 
 
 def test_what_was_accepted_is_answered_before_the_end(store: Path, pool: ThreadPoolExecutor) -> None:
@@ -477,6 +502,65 @@ def test_a_head_without_end_is_refused(store: Path) -> None:
                 assert closes(connection).startswith(b"HTTP/1.1 431 ")
         with server.client() as client:
             assert client.get("/health/live", headers={"x-big": "x" * 60_000}).status_code == 200
+
+
+def test_trailers_without_end_are_refused(store: Path) -> None:
+    """What comes behind the chunks of a body is bounded as a head is, and not kept."""
+    with local_server(model_store=store) as server:
+        with socket.create_connection(server.address) as connection:
+            connection.sendall(PREDICT + b"transfer-encoding: chunked\r\n\r\n12\r\n" + b'{"inputs": "good"}')
+            connection.sendall(b"\r\n0\r\n")
+            for _ in range(64):
+                try:
+                    connection.sendall(b"a: b\r\n" * 2000)
+                except OSError:
+                    break
+            assert closes(connection).startswith(b"HTTP/1.1 431 ")
+        eventually(lambda: in_flight(server) == 0, "nothing is in flight")
+        with socket.create_connection(server.address) as connection:
+            connection.sendall(PREDICT + b"transfer-encoding: chunked\r\n\r\n12\r\n" + b'{"inputs": "good"}')
+            connection.sendall(b"\r\n0\r\na: b\r\n\r\n")
+            assert one_answer(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_empty_lines_do_not_keep_a_connection(store: Path) -> None:
+    """They are allowed before a request, and are no request."""
+    with (
+        local_server(model_store=store, keep_alive_s=1) as server,
+        socket.create_connection(server.address) as fresh,
+        socket.create_connection(server.address) as used,
+    ):
+        used.sendall(b"\r\nGET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert one_answer(used).startswith(b"HTTP/1.1 200")
+        for connection in (fresh, used):
+            connection.sendall(b"\r\n")
+        assert (closes(fresh), closes(used)) == (b"", b"")
+
+
+def test_a_client_that_leaves_with_requests_in_line_is_no_defect(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = b'{"inputs": "good"}'
+    request = PREDICT + b"content-length: %d\r\n\r\n" % len(body) + body
+    opener = Opener()
+    with local_server(open_engine=opener, model_store=store, lanes=1) as server:
+        opener.engine.gate.clear()
+        calls = len(opener.engine.calls)
+        with socket.create_connection(server.address) as connection:
+            connection.sendall(request * 3)
+            eventually(lambda: len(opener.engine.calls) > calls, "the engine was entered")
+        eventually(lambda: not server.server.server_state.connections, "the connection is gone")
+        opener.engine.gate.set()
+        eventually(lambda: in_flight(server) == 0, "nothing is in flight")
+        eventually(lambda: not server.server.server_state.tasks, "no task is left")
+        # The first may be done before its client is missed; those behind it are never begun.
+        statuses = ("200", "499", "500")
+        ended = [
+            server.metric("valence_http_requests_total", route="/predict", status=one) for one in statuses
+        ]
+        assert sorted(ended) == [0, 0, 1]
+        assert ended[2] == 0
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.parametrize("start", [b"GET /health", PREDICT, PREDICT + b"content-length: 100\r\n\r\n{"])
