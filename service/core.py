@@ -1,6 +1,6 @@
 """The nouns that travel between tokenizer, batcher, engine and predictor.
 
-Knows nothing of HTTP, settings, queues or models: plain frozen data only.
+Knows nothing of HTTP, settings, queues or models: plain frozen data, and what a text is.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,17 @@ from numpy.typing import NDArray
 
 FloatArray: TypeAlias = NDArray[np.float32]
 IntArray: TypeAlias = NDArray[np.int64]
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written in UTF-8: a lone surrogate cannot, and is no character."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from service.core import is_unicode
 from service.errors import BadRequest, ServiceError, TextInvalid, Unprocessable
 
 MISTAKEN_NAMES = ("text", "texts", "input", "instances")
@@ -166,8 +167,8 @@ def _read_with_surrogates(body: bytes) -> PredictRequest:
     if not isinstance(value, dict) or not isinstance(value.get("inputs"), list):
         raise TextInvalid from None
     texts = value["inputs"]
-    bad = {place for place, text in enumerate(texts) if isinstance(text, str) and not _is_unicode(text)}
-    if not bad or not all(map(_is_unicode, value)):
+    bad = {place for place, text in enumerate(texts) if isinstance(text, str) and not is_unicode(text)}
+    if not bad or not all(map(is_unicode, value)):
         raise TextInvalid from None
     try:
         request = PredictRequest.model_validate(
@@ -176,14 +177,6 @@ def _read_with_surrogates(body: bytes) -> PredictRequest:
     except ValidationError as error:
         raise _explain_all(error) from None
     return request.model_copy(update={"inputs": texts})
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _explain_all(error: ValidationError) -> ServiceError:

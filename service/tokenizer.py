@@ -13,7 +13,7 @@ from typing import Self
 
 from tokenizers import Tokenizer as Backend
 
-from service.core import Encoding
+from service.core import Encoding, is_unicode
 from service.errors import (
     DeadlineExceeded,
     StartupError,
@@ -84,7 +84,7 @@ class Tokenizer:
             TextEmpty: it holds no visible character, or none that becomes a token.
             TextTooLong: it had to be cut, and `truncate` is false.
         """
-        if not _is_valid(text):
+        if not is_unicode(text):
             raise TextInvalid
         cut = text[: self._max_text_chars]
         if len(cut) < len(text) and not truncate:
@@ -187,16 +187,6 @@ class Tokenizer:
         for spelling in special.values():
             if control & set(self._body(spelling)):
                 raise StartupError(f"the tokenizer reads a typed {spelling} as the control token")
-
-
-def _is_valid(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_blank(text: str) -> bool:

@@ -128,9 +128,8 @@ def _open_session(model: bytes, device: str, options: EngineOptions) -> Any:
     settings.inter_op_num_threads = 1
     settings.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     settings.enable_mem_pattern = False
-    settings.log_severity_level = (
-        4  # what goes wrong is raised; lines of its own would break the log's format
-    )
+    # What goes wrong is raised; lines of onnxruntime's own would break the format of the log.
+    settings.log_severity_level = 4
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
     exact = has_int8_instructions()
