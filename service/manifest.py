@@ -76,7 +76,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A measured figure and the command that gave it."""
+    """A measured figure, the form of the model that it belongs to, and the command that gave it."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: str
@@ -85,6 +85,7 @@ class Metric:
     value: float
     examples: int
     command: str
+    format: Literal["onnx", "torchscript", "openvino"] = "onnx"
 
 
 @dataclass(frozen=True, slots=True)

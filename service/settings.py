@@ -31,7 +31,10 @@ class Settings(BaseSettings):
     version: int | None = Field(
         default=None, ge=1, description="Version to serve; unset takes the highest number. Set it to go back."
     )
-    engine: Literal["auto", "onnx"] = Field(default="auto", description="Which engine runs the model.")
+    engine: Literal["auto", "onnx", "torchscript"] = Field(
+        default="auto",
+        description="Which engine runs the model; auto takes onnx when the version has a file for it.",
+    )
     precision: Literal["auto", "float32", "int8"] = Field(
         default="auto",
         description="Which form of the version is served; auto takes int8 on a CPU when the version has it.",

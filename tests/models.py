@@ -189,12 +189,15 @@ def make_version(
     poisoned: bool = False,
     golden_texts: Sequence[str] = GOLDEN_TEXTS,
     model: Callable[[Weights], bytes] | None = None,
+    script: Callable[[Weights], bytes] | None = None,
     change: Callable[[Manifest], Manifest] = lambda manifest: manifest,
 ) -> Path:
     """Write a version into the store and give its folder.
 
     Args:
+        precisions: of the ONNX files; with none, the version has no such file.
         model: makes the ONNX file of some weights; `make_onnx` with the inputs of the kind when None.
+        script: makes a TorchScript file in float32, which the version then has, too.
         change: what to change in the manifest before it is written; the golden logits are right until then.
     """
     tokenizer = bert_tokenizer() if kind == "bert" else roberta_tokenizer()
@@ -206,6 +209,9 @@ def make_version(
         for precision in precisions
     ]
     rows = {"reference": exact} | {form(record): by_precision[record.precision] for record in records}  # type: ignore[index]
+    if script is not None:
+        records.append(ModelFile("model.torchscript", "torchscript", "float32", 0, "", 1e-3))
+        rows[form(records[-1])] = exact
     manifest = Manifest(
         schema_version=1,
         name=name,
@@ -229,6 +235,7 @@ def make_version(
         "README.md": b"# A tiny model for tests\n",
     }
     files |= {_file_name(precision): build(weights) for precision, weights in by_precision.items()}
+    files |= {} if script is None else {"model.torchscript": script(exact)}
     return write_version(store, change(manifest), files)
 
 

@@ -21,7 +21,7 @@ from service.store import Version, open_version
 from service.tokenizer import Tokenizer
 from tests.server import Server, serving
 from training.data import Example, read_rows
-from training.graph import rebuild
+from training.graph import graph_weights, rebuild
 
 STORE = Path(__file__).parent.parent / "model_store"
 CLIENTS = 64
@@ -66,7 +66,7 @@ def reference(version: Version, examples: list[Example]) -> Positive:
     tokenizer = Tokenizer.load(
         version.read(manifest.tokenizer), max_tokens=manifest.max_tokens, max_text_chars=1_000_000
     )
-    model = rebuild(version.path / "model.onnx", manifest.architecture)
+    model = rebuild(graph_weights(version.path / "model.onnx"), manifest.architecture)
     with torch.inference_mode():
         logits = torch.cat(
             [model(input_ids=torch.tensor([tokenizer.encode(one.text).ids])).logits for one in examples]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("service", "training")
+PACKAGES = ("service", "training", "encoder")
 
 # One way down: a room imports only rooms of the floors below its own.
 FLOORS: tuple[set[str], ...] = (
     {"core", "errors", "settings", "logs", "quota", "catalogue", "manifest", "lanes", "waiting"},
     {"answers", "store", "tokenizer", "schemas", "client"},
     {"engines", "batcher", "exchange", "wire"},
-    {"engines.onnx", "metrics", "body_limit"},
+    {"engines.onnx", "engines.torchscript", "metrics", "body_limit"},
     {"classifier", "middleware", "openapi"},
     {"warmup", "connections"},
     {"loading"},
@@ -31,10 +31,11 @@ FLOOR_OF = {f"service.{room}": floor for floor, rooms in enumerate(FLOORS) for r
 
 # What carries texts and numbers, and must never see a request, a response or a wire type.
 INNER = {"core", "waiting", "lanes", "answers", "batcher", "tokenizer", "engines", "engines.onnx"}
-INNER |= {"classifier", "warmup", "loading", "predictor"}
+INNER |= {"engines.torchscript", "classifier", "warmup", "loading", "predictor"}
 OUTER = {"fastapi", "starlette", "uvicorn", "service.schemas", "service.exchange", "service.wire"}
 
 # Training measures what will be served, through these doors only.
+# `training` may also use `encoder`, which knows neither of them.
 DOORS = {"core", "errors", "store", "manifest", "engines", "tokenizer", "classifier", "warmup", "predictor"}
 
 
@@ -78,13 +79,24 @@ def test_every_room_has_a_floor() -> None:
 
 def test_one_way_down(source: tuple[str, ast.Module, str]) -> None:
     name, tree, _ = source
-    ours = {module for module in imports(tree) if module.split(".")[0] in {*PACKAGES, "encoder", "tests"}}
+    ours = {module for module in imports(tree) if module.split(".")[0] in {*PACKAGES, "tests"}}
     if name.startswith("service"):
         assert sorted(module for module in ours if FLOOR_OF.get(module, 99) >= FLOOR_OF.get(name, 0)) == []
+    elif name.startswith("encoder"):
+        assert {module for module in ours if not module.startswith("encoder.")} == set()
     else:
         doors = {f"service.{door}" for door in DOORS}
         others = {module for module in ours if module.split(".")[0] not in {"training", "encoder"}}
         assert others <= doors
+
+
+def test_the_encoder_needs_torch_alone() -> None:
+    """And what its checkpoints are kept in."""
+    paths = [path for path in sources() if module_name(path).startswith("encoder")]
+    seen = {
+        name.split(".")[0] for path in paths for name in imports(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert seen - set(sys.stdlib_module_names) == {"encoder", "safetensors", "torch"}
 
 
 def test_inner_rooms_know_no_http() -> None:
@@ -155,4 +167,6 @@ def test_serving_imports_neither_torch_nor_transformers() -> None:
     ).stdout
     loaded = {module.split(".")[0] for module in out.split()}
     assert "service" in loaded
-    assert loaded.isdisjoint({"torch", "transformers", "onnxruntime", "onnx", "sklearn", "training"})
+    assert loaded.isdisjoint(
+        {"torch", "transformers", "onnxruntime", "onnx", "sklearn", "training", "encoder"}
+    )

@@ -18,6 +18,11 @@ stay in float32.
 On an x86 processor without VNNI, onnxruntime must be told to be precise (the service does that)."""
 
 
+HOW_TORCHSCRIPT = """\
+`model.torchscript` is a program as well as weights (stored as float16, widened when it is loaded). Load it
+only when its SHA-256 is the one in `manifest.json`, as the service does."""
+
+
 def write_card(manifest: Manifest, sizes: Mapping[str, int], notes: Sequence[str] = ()) -> str:
     """Markdown. `sizes` are the bytes of each model file by name; `notes` are sections of their own."""
     parts = [
@@ -34,11 +39,16 @@ def write_card(manifest: Manifest, sizes: Mapping[str, int], notes: Sequence[str
     ]
     if any(model.precision == "int8" for model in manifest.models):
         parts.append(HOW_INT8)
+    if any(model.format == "torchscript" for model in manifest.models):
+        parts.append(HOW_TORCHSCRIPT)
     parts += [
         "## Measured",
         _table(
-            ("what", "on", "precision", "value", "examples"),
-            [(m.name, m.dataset, m.precision, f"{m.value:.4g}", str(m.examples)) for m in manifest.metrics],
+            ("what", "on", "form", "value", "examples"),
+            [
+                (m.name, m.dataset, f"{m.format}/{m.precision}", f"{m.value:.4g}", str(m.examples))
+                for m in manifest.metrics
+            ],
         ),
         "With these commands:",
         "\n".join(f"- `{command}`" for command in dict.fromkeys(m.command for m in manifest.metrics)),

@@ -10,7 +10,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.config import DEFAULT_LABELS, ConfigError, FitConfig, write_json
+from training.config import (
+    DEFAULT_LABELS,
+    ENCODERS,
+    POSITIONS,
+    ConfigError,
+    FitConfig,
+    NewEncoder,
+    write_json,
+)
 from training.data import DataError
 
 # ruff: noqa: PLC0415
@@ -45,6 +53,16 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
 def _add_fit(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--base", required=True, help="folder of a transformers model, or a hub name")
+    add("--encoder", choices=ENCODERS, default="library", help="whose code computes it (default %(default)s)")
+    add(
+        "--from-scratch",
+        action="store_true",
+        help="random weights, only the tokenizer of --base (own, pre-norm)",
+    )
+    add("--layers", type=int, help=f"of an encoder from scratch (default {NewEncoder().layers})")
+    add("--width", type=int, help=f"of an encoder from scratch (default {NewEncoder().width})")
+    add("--heads", type=int, help=f"of an encoder from scratch (default {NewEncoder().heads})")
+    add("--positions", choices=POSITIONS, help="of an encoder from scratch (default learned)")
     add("--data", required=True, nargs="+", type=Path, help=".tsv or .tsv.gz files, or folders of them")
     add("--dev", nargs="+", type=Path, default=[], help="what chooses the best epoch (default: dev*, val*)")
     add("--out", required=True, type=Path, help="run folder; a run of the same choices is taken up again")
@@ -88,6 +106,8 @@ def _fit(options: argparse.Namespace) -> int:
         max_tokens=options.max_tokens,
         seed=options.seed,
         save_steps=options.save_steps,
+        encoder=options.encoder,
+        new=_new_encoder(options),
     )
     from training.train import fit
 
@@ -102,6 +122,14 @@ def _fit(options: argparse.Namespace) -> int:
         f" {dev['weighted_f1']:.4f} on {dev['rows']} dev rows; the model is in {options.out / 'model'}"
     )
     return 0
+
+
+def _new_encoder(options: argparse.Namespace) -> NewEncoder | None:
+    names = ("layers", "width", "heads", "positions")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if not options.from_scratch and given:
+        raise ConfigError(f"--{min(given)}: the base says so, unless --from-scratch leaves it out")
+    return NewEncoder(**given) if options.from_scratch else None
 
 
 def _evaluate(options: argparse.Namespace) -> int:

@@ -12,10 +12,37 @@ DEFAULT_LABELS = ("negative", "positive")
 MIN_LEARNING_RATE = 1e-6
 MAX_LEARNING_RATE = 1e-3
 LEAST = {"epochs": 1, "batch_items": 1, "max_tokens": 3, "seed": 0, "save_steps": 1}
+ENCODERS = ("library", "own")
+POSITIONS = ("learned", "sinusoidal")
 
 
 class ConfigError(ValueError):
     """A choice that makes no sense, or that is not the one the run was started with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEncoder:
+    """The size of a pre-norm encoder that begins with random weights.
+
+    Attributes:
+        positions: "learned" or "sinusoidal", for as many tokens as a training text may have.
+
+    Raises:
+        ConfigError: with the name of the field.
+    """
+
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    positions: str = "learned"
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads"):
+            _require(getattr(self, name) >= 1, f"{name}: {getattr(self, name)} is less than 1")
+        _require(
+            self.width % (2 * self.heads) == 0, f"width: {self.width} is no even share for {self.heads} heads"
+        )
+        _require(self.positions in POSITIONS, f"positions: {self.positions} is not {' or '.join(POSITIONS)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +58,9 @@ class FitConfig:
         warmup: the share of all steps in which the learning rate rises.
         max_tokens: where a training text is cut, special tokens included.
         save_steps: steps between checkpoints; there is also one after each epoch.
+        encoder: whose code computes the model, that of the "library" or the project's "own".
+        new: an encoder of that size with random weights, and only the tokenizer of `base`; None to fine-tune
+            the weights of `base`.
 
     Raises:
         ConfigError: with the name of the field and what it may be.
@@ -48,9 +78,15 @@ class FitConfig:
     max_tokens: int = 128
     seed: int = 42
     save_steps: int = 1000
+    encoder: str = "library"
+    new: NewEncoder | None = None
 
     def __post_init__(self) -> None:
         _require(bool(self.base.strip()), "base: no model is named")
+        _require(self.encoder in ENCODERS, f"encoder: {self.encoder} is not {' or '.join(ENCODERS)}")
+        _require(
+            self.new is None or self.encoder == "own", "new: random weights are for the own encoder only"
+        )
         _require(bool(self.data), "data: no file or folder is named")
         _require(
             MIN_LEARNING_RATE <= self.learning_rate <= MAX_LEARNING_RATE,
@@ -80,11 +116,18 @@ def read_config(run: Path) -> FitConfig:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not the configuration of a run: {error}") from error
+    # A run of an earlier release does not say what was not to be chosen then.
+    since = {"encoder", "new"}
     names = {entry.name for entry in fields(FitConfig)}
-    if not isinstance(kept, dict) or not names <= set(kept):
+    if not isinstance(kept, dict) or not names - since <= set(kept):
         raise ConfigError(f"{path}: not the configuration of a run")
-    lists = {name for name in names if isinstance(kept[name], list)}
-    chosen: dict[str, Any] = {name: tuple(kept[name]) if name in lists else kept[name] for name in names}
+    chosen: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in kept.items()
+        if name in names
+    }
+    if chosen.get("new") is not None:
+        chosen["new"] = NewEncoder(**chosen["new"])
     return FitConfig(**chosen)
 
 

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import onnx_ir as ir
 import torch
+from transformers import PreTrainedModel
 
 from service.engines import EngineOptions, open_engine
 from service.errors import StartupError
@@ -25,6 +26,7 @@ from service.store import (
     ModelFile,
     Source,
     Version,
+    form,
     open_version,
     versions,
     write_version,
@@ -36,17 +38,28 @@ from training.config import ConfigError
 from training.data import DataError, Example
 from training.evaluate import read_sets
 from training.gate import GOLDEN_TEXTS, MAX_TEXT_CHARS, Commands, Outcome, check_rows, run_gate
-from training.graph import architecture_of, rebuild, round_to_half, store_half, trace
+from training.graph import architecture_of, graph_weights, rebuild, round_to_half, store_half, trace
 from training.origin import NONE_STATED, Origin, open_origin
+from training.own import through_encoder
 from training.parity import RERUN_BOUNDS, Vocabulary, check_same_weights
 from training.quantize import quantize
+from training.torchscript import script_weights, trace_script
 
-Precision = Literal["float32", "int8"]
-FILES: dict[str, tuple[str, Precision]] = {
-    "onnx": ("model.onnx", "float32"),
-    "int8": ("model.int8.onnx", "int8"),
+
+class Form(NamedTuple):
+    """A file of a version: its name, who reads it and what it computes in."""
+
+    path: str
+    format: Literal["onnx", "torchscript"]
+    precision: Literal["float32", "int8"]
+
+
+FORMS = {
+    "onnx": Form("model.onnx", "onnx", "float32"),
+    "int8": Form("model.int8.onnx", "onnx", "int8"),
+    "torchscript": Form("model.torchscript", "torchscript", "float32"),
 }
-"""What can be asked for, the file that it becomes and the precision that this computes in."""
+"""What can be asked for, and the file that it becomes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", required=True, help="name of the model in the store")
     add("--version", required=True, type=int, help="number of the version, which must be new")
     add("--store", type=Path, default=Path("model_store"), help="default %(default)s")
-    add("--formats", default="onnx,int8", help="onnx, or onnx,int8 (default %(default)s)")
+    add(
+        "--formats",
+        "--format",
+        default="onnx,int8",
+        help=f"some of {', '.join(FORMS)}, comma separated; int8 needs onnx (default %(default)s)",
+    )
     add(
         "--data", nargs="+", type=Path, default=[], help="labelled sets; int8 is judged on 2,000 rows or more"
     )
@@ -104,20 +122,38 @@ def export(options: argparse.Namespace) -> Path:
 
 
 def make_files(origin: Origin, formats: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Rounds the model of the origin to float16 and writes a graph for each format, by file name."""
+    """Rounds the model of the origin to float16 and writes a file for each format; by file name.
+
+    They are made through our encoder where it knows the family. The reference stays with the library's code.
+    """
     round_to_half(origin.model)
+    plain = through_encoder(origin.model)
     parameters = [name for name, _ in origin.model.named_parameters()]
-    files = {}
-    graph = trace(origin.model, origin.max_tokens)
-    for name in formats:
-        file = FILES[name][0]
-        made = graph.clone()
-        if name == "int8":
-            quantize(made)
-        store_half(made, parameters)
-        files[file] = folder / file
-        ir.save(made, files[file])
+    files = {FORMS[name].path: folder / FORMS[name].path for name in formats}
+    if "onnx" in formats:
+        graph = trace(plain, origin.max_tokens)
+        for name in set(formats) & {"onnx", "int8"}:
+            made = graph.clone()
+            if name == "int8":
+                quantize(made)
+            store_half(made, parameters)
+            ir.save(made, files[FORMS[name].path])
+    if "torchscript" in formats:
+        files["model.torchscript"].write_bytes(trace_script(plain))
     return files
+
+
+def _reference(model: PreTrainedModel, files: dict[str, Path]) -> PreTrainedModel:
+    """The eager model, read back from the file; where there are two float files, both hold the same."""
+    held = []
+    if "model.onnx" in files:
+        held.append(graph_weights(files["model.onnx"]))
+    if "model.torchscript" in files:
+        held.append(script_weights(files["model.torchscript"].read_bytes()))
+    rebuilt = [rebuild(weights, architecture_of(model)) for weights in held]
+    for reference in rebuilt:
+        check_same_weights(model, reference)
+    return rebuilt[0]
 
 
 def _try(
@@ -129,8 +165,7 @@ def _try(
     sets: dict[str, list[Example]],
 ) -> Manifest:
     """The manifest of a version that passed: it was written to a store of its own and read back for that."""
-    reference = rebuild(files["model.onnx"], architecture_of(origin.model))
-    check_same_weights(origin.model, reference)
+    reference = _reference(origin.model, files)
     draft = _draft(options, origin, files)
     write_version(work / "store", draft, _content(origin, files, b"-"))
     version = open_version(work / "store", draft.name, draft.version)
@@ -142,6 +177,8 @@ def _try(
         commands=_commands(options, sets, draft),
         threads=options.threads,
     )
+    if origin.dev is not None:
+        origin.dev.check(outcome.metrics)
     return _confirmed(version, outcome, options.threads)
 
 
@@ -156,7 +193,8 @@ def _confirmed(version: Version, outcome: Outcome, threads: int) -> Manifest:
         version.read(manifest.tokenizer), max_tokens=manifest.max_tokens, max_text_chars=MAX_TEXT_CHARS
     )
     for file in manifest.models:
-        engine = open_engine(version, EngineOptions(precision=file.precision, threads_per_lane=threads))
+        options = EngineOptions(engine=file.format, precision=file.precision, threads_per_lane=threads)
+        engine = open_engine(version, options)
         check_golden_texts(engine, tokenizer, manifest)
         engine.close()
     return manifest
@@ -164,8 +202,12 @@ def _confirmed(version: Version, outcome: Outcome, threads: int) -> Manifest:
 
 def _draft(options: argparse.Namespace, origin: Origin, files: dict[str, Path]) -> Manifest:
     """All that is known before the gate; the golden logits are none yet."""
-    precisions = {file: precision for file, precision in FILES.values() if file in files}
-    nothing = {f"onnx/{precision}": [0.0] * len(origin.labels) for precision in precisions.values()}
+    models = [
+        ModelFile(one.path, one.format, one.precision, 0, "", RERUN_BOUNDS[one.precision])
+        for one in FORMS.values()
+        if one.path in files
+    ]
+    nothing = {form(model): [0.0] * len(origin.labels) for model in models}
     return Manifest(
         schema_version=1,
         name=options.name,
@@ -182,7 +224,7 @@ def _draft(options: argparse.Namespace, origin: Origin, files: dict[str, Path]) 
         temperature=1.0,
         golden_texts=[GoldenText(text, nothing) for text in GOLDEN_TEXTS],
         tokenizer=FileRecord("tokenizer.json", 0, ""),
-        models=[ModelFile(file, "onnx", p, 0, "", RERUN_BOUNDS[p]) for file, p in precisions.items()],
+        models=models,
         architecture=architecture_of(origin.model),
     )
 
@@ -193,11 +235,20 @@ def _commands(options: argparse.Namespace, sets: dict[str, list[Example]], draft
     version = f"{_shown(options.store)}/{draft.name}/{draft.version}"
     export_words = ["valence-train", "export", _shown(options.source), "--name", draft.name]
     export_words += ["--version", str(draft.version), "--formats", options.formats]
-    measure = f"valence-train evaluate {version} --data {' '.join(data)} --precision"
+    measure = f"valence-train evaluate {version} --data {' '.join(data)}"
     return Commands(
         export=" ".join([*map(shlex.quote, export_words), *(["--data", *data] if data else [])]),
-        evaluate={(name, m.precision): f"{measure} {m.precision}" for name in sets for m in draft.models},
+        evaluate={
+            (name, form(m)): f"{measure}{_chosen(m)} --precision {m.precision}"
+            for name in sets
+            for m in draft.models
+        },
     )
+
+
+def _chosen(model: ModelFile) -> str:
+    """The option that names the engine, where "auto" may take another."""
+    return "" if model.format == "onnx" else f" --engine {model.format}"
 
 
 def _shown(path: Path) -> str:
@@ -209,12 +260,13 @@ def _shown(path: Path) -> str:
 
 
 def _formats(given: str) -> list[str]:
-    names = [name.strip() for name in given.split(",")]
-    if names not in (["onnx"], ["onnx", "int8"]):
-        raise ConfigError(
-            f"--formats: {given} is neither onnx nor onnx,int8 (the reference is read from onnx)"
-        )
-    return names
+    """What was asked for, in the order of FORMS. Raises ConfigError."""
+    asked = {name.strip() for name in given.split(",")}
+    if unknown := sorted(asked - set(FORMS)):
+        raise ConfigError(f"--formats: there is no {unknown[0]!r}, only {', '.join(FORMS)}")
+    if "int8" in asked and "onnx" not in asked:
+        raise ConfigError(f"--formats: {given} has int8 without onnx, which it is made from and judged by")
+    return [name for name in FORMS if name in asked]
 
 
 def _source(given: str) -> Source:

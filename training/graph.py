@@ -1,4 +1,4 @@
-"""The float ONNX graph of a transformers classifier, and the way back from the graph to the eager model.
+"""The float ONNX graph of a classifier, and the way back from a file's weights to the eager model.
 
 Weights are rounded to float16, stored so, and computed with in float32; each keeps the name of its parameter.
 Knows nothing of quantisation, tokenizers, versions or bounds.
@@ -15,9 +15,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
+from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from training.config import ConfigError
+from training.own import MODEL_TYPE, OwnClassifier, kept_names, rebuild_own
 from training.pretrained import load_classifier
 from training.rewrite import add_constant, keep_first_position, tidy
 
@@ -39,11 +41,13 @@ class GraphError(ConfigError):
 
 
 class Classifier(torch.nn.Module):
-    """The model with the mask turned into an additive bias once, so that no layer does it again."""
+    """A model as it is traced: one of the library gets the mask as an additive bias, made once for all."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        # Our encoder makes the bias itself.
+        self.wants_bias = not isinstance(model, OwnClassifier)
 
     def forward(
         self,
@@ -52,16 +56,19 @@ class Classifier(torch.nn.Module):
         token_type_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """ids, mask, types int64[n, length] -> logits float32[n, labels]."""
-        blocked = 1.0 - attention_mask[:, None, None, :].to(torch.float32)
+        mask = attention_mask
+        if self.wants_bias:
+            mask = (1.0 - mask[:, None, None, :].to(torch.float32)) * torch.finfo(torch.float32).min
         extra = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        bias = blocked * torch.finfo(torch.float32).min
-        logits: torch.Tensor = self.model(input_ids=input_ids, attention_mask=bias, **extra).logits
+        logits: torch.Tensor = self.model(input_ids=input_ids, attention_mask=mask, **extra).logits
         return logits
 
 
 def load_eager(folder: Path) -> PreTrainedModel:
     """The fine-tuned classifier of a folder, in float32, with attention written out. Raises ConfigError."""
     model = load_classifier(folder)
+    if isinstance(model, OwnClassifier):
+        return model.written_out()
     model.set_attn_implementation("eager")
     return model
 
@@ -83,7 +90,9 @@ def architecture_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def input_names(model: PreTrainedModel) -> tuple[str, ...]:
-    """What the graph is fed: token types only where the model has more than one of them."""
+    """What the graph is fed: token types where the library has several; our encoder takes type 0 for all."""
+    if isinstance(model, OwnClassifier):
+        return ("input_ids", "attention_mask")
     types = getattr(model.config, "type_vocab_size", 0) or 0
     return ("input_ids", "attention_mask", "token_type_ids")[: 3 if types > 1 else 2]
 
@@ -91,14 +100,25 @@ def input_names(model: PreTrainedModel) -> tuple[str, ...]:
 def trace(model: PreTrainedModel, max_tokens: int) -> ir.Model:
     """The tidied float32 graph: int64[n, length] inputs -> `logits` float32[n, labels], for any n and length.
 
-    Every weight is an initializer under its parameter's name. Where the head reads the first token alone, the
-    last layer computes only that one.
+    Every weight is an initializer under its name of `kept_names`. Where the head reads the first token alone,
+    the last layer computes only that one.
     """
-    names = input_names(model)
+    graph = export_graph(model, max_tokens)
+    names = kept_names(model)
+    for name, value in list(graph.graph.initializers.items()):
+        value.name = names.get(name.removeprefix("model."), name.removeprefix("model."))
+    tidy(graph)
+    keep_first_position(graph)
+    return graph
+
+
+def export_graph(model: PreTrainedModel, max_tokens: int) -> ir.Model:
+    """The graph as PyTorch's exporter writes it, before anything is rewritten."""
+    inputs = input_names(model)
     size = {0: torch.export.Dim("n", min=1, max=4096), 1: torch.export.Dim("length", min=2, max=max_tokens)}
     ids = torch.full((3, 5), 5, dtype=torch.int64)
     example = {
-        name: torch.ones_like(ids) if name == "attention_mask" else torch.zeros_like(ids) for name in names
+        name: torch.ones_like(ids) if name == "attention_mask" else torch.zeros_like(ids) for name in inputs
     }
     example["input_ids"] = ids
     with _quiet_exporter(), torch.no_grad():
@@ -110,17 +130,13 @@ def trace(model: PreTrainedModel, max_tokens: int) -> ir.Model:
             optimize=False,
             verbose=False,
             opset_version=OPSET,
-            dynamic_shapes=dict.fromkeys(names, size),
-            input_names=list(names),
+            dynamic_shapes=dict.fromkeys(inputs, size),
+            input_names=list(inputs),
             output_names=["logits"],
         )
     if program is None:
         raise GraphError("the exporter gave no graph")
-    graph = program.model
-    for name, value in list(graph.graph.initializers.items()):
-        value.name = name.removeprefix("model.")
-    tidy(graph)
-    keep_first_position(graph)
+    graph: ir.Model = program.model
     return graph
 
 
@@ -147,34 +163,43 @@ def store_half(graph: ir.Model, parameters: Collection[str]) -> None:
             user.replace_input_with(position, widen.outputs[0])
 
 
-def rebuild(graph_path: Path, architecture: Mapping[str, Any]) -> PreTrainedModel:
-    """The eager model of a float graph: float32[n, labels] logits that the graph must reproduce.
-
-    Weights come from the file bit by bit, the network from the configuration in the manifest. A parameter
-    that the graph does not use has no part in the logits and is left at zero. Raises GraphError.
-    """
-    settings = dict(architecture)
-    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    model: Any = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
-        config, attn_implementation="eager", dtype=torch.float32
-    )
-    stored = {
-        tensor.name: torch.from_numpy(onnx.numpy_helper.to_array(tensor).astype(np.float32))
-        for tensor in onnx.load(graph_path).graph.initializer
+def graph_weights(path: Path) -> dict[str, NDArray[np.float32]]:
+    """The weights that a float graph holds, by name, bit by bit as they are stored."""
+    return {
+        tensor.name: onnx.numpy_helper.to_array(tensor).astype(np.float32)
+        for tensor in onnx.load(path).graph.initializer
         if tensor.data_type == onnx.TensorProto.FLOAT16
     }
+
+
+def rebuild(weights: Mapping[str, NDArray[np.float32]], architecture: Mapping[str, Any]) -> PreTrainedModel:
+    """The eager model that a float file was made from: its logits float32[n, labels] are the reference.
+
+    The network is made from the configuration in the manifest, by the library's code where it has one. A
+    parameter that the file does not use has no part in the logits and is left at zero. Raises GraphError.
+    """
+    model, left = _network(architecture), dict(weights)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            weight = stored.pop(name, None)
+            weight = left.pop(name, None)
             if weight is not None and weight.shape != parameter.shape:
-                raise GraphError(
-                    f"{graph_path}: {name} is {tuple(weight.shape)}, the model wants {tuple(parameter.shape)}"
-                )
-            parameter.copy_(torch.zeros_like(parameter) if weight is None else weight)
-    if stored:
-        raise GraphError(f"{graph_path}: the model has no {', '.join(sorted(stored))}")
+                raise GraphError(f"{name} is {weight.shape}, the model wants {tuple(parameter.shape)}")
+            parameter.copy_(torch.zeros_like(parameter) if weight is None else torch.from_numpy(weight))
+    if left:
+        raise GraphError(f"the model has no {', '.join(sorted(left))}")
     rebuilt: PreTrainedModel = model.eval()
     return rebuilt
+
+
+def _network(architecture: Mapping[str, Any]) -> Any:
+    settings = dict(architecture)
+    kind = settings.pop("model_type")
+    if kind == MODEL_TYPE:
+        return rebuild_own(settings).written_out()
+    config = AutoConfig.for_model(kind, **settings)
+    return AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
+        config, attn_implementation="eager", dtype=torch.float32
+    )
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ Knows nothing of how a graph was made, of manifests or of the model store.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import onnxruntime
@@ -70,8 +71,16 @@ def eager_logits(model: PreTrainedModel, batch: TokenBatch, pad_id: int) -> Floa
     return result
 
 
+class Plain(Protocol):
+    """A file run without any optimisation."""
+
+    def run(self, batch: TokenBatch) -> FloatArray:
+        """Logits float32[n, labels]."""
+        ...
+
+
 class PlainSession:
-    """The file run by onnxruntime without any optimisation of the graph."""
+    """An ONNX file run by onnxruntime without any optimisation of the graph."""
 
     def __init__(self, content: bytes, pad_id: int) -> None:
         settings = onnxruntime.SessionOptions()
@@ -91,11 +100,11 @@ class PlainSession:
 
 def check_grid(
     engine: Engine,
-    plain: PlainSession,
+    plain: Plain,
     batches: Sequence[TokenBatch],
     expected: Sequence[FloatArray],
 ) -> float:
-    """Holds the engine to the eager logits (the largest |Δlogit| is returned) and to the plain session.
+    """Holds the engine to the eager logits (the largest |Δlogit| is returned) and to the plain run.
 
     Raises ParityError with the shape of the batch that is off.
     """

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from training.config import ConfigError
+from training.own import OwnConfig, is_own, load_own
 
 # These count positions from pad_id + 1, so that as many rows of their table are never used.
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet"})
@@ -21,7 +22,8 @@ def load_tokenizer(base: str) -> Any:
     Raises ConfigError when it has no tokenizer of the `tokenizers` library, which is what the service reads.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=is_local(base))
+        ours = {"config": OwnConfig.from_pretrained(base)} if is_own(Path(base)) else {}
+        tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=is_local(base), **ours)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{base}: its tokenizer cannot be opened: {error}") from error
     if not getattr(tokenizer, "is_fast", False):
@@ -65,6 +67,8 @@ def load_base(base: str, labels: tuple[str, ...]) -> tuple[PreTrainedModel, list
 
 def load_classifier(folder: Path) -> PreTrainedModel:
     """A fine-tuned classifier, in float32 and without dropout. Raises ConfigError when it is not one."""
+    if is_own(folder):
+        return load_own(folder)
     try:
         model, report = AutoModelForSequenceClassification.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True

@@ -48,11 +48,11 @@ def open_run(config: FitConfig, corpus: Corpus, out: Path, *, restart: bool) -> 
     kept = out / "config.json"
     if out.exists() and any(out.iterdir()):
         # Also before a restart: nothing but a run is ever deleted.
-        read_config(out)
+        chosen = read_config(out)
         if restart:
             shutil.rmtree(out)
         else:
-            then = json.loads(kept.read_text(encoding="utf-8"))
+            then = {**chosen.as_dict(), "files": json.loads(kept.read_text(encoding="utf-8"))["files"]}
             changed = differences(_flat(then), _flat(record))
             if changed:
                 raise ConfigError(f"{out}: another run is there (--restart: anew): {'; '.join(changed)}")

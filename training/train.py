@@ -1,4 +1,4 @@
-"""Fine-tunes an encoder classifier of transformers on labelled sentences and leaves a run folder behind.
+"""Trains an encoder classifier, of transformers or our own, on labelled sentences and leaves a run folder.
 
 Knows nothing of ONNX, versions or serving. What the folder holds stands in `training.runs`.
 """
@@ -27,12 +27,14 @@ from transformers import (
     set_seed,
 )
 
+from encoder.config import EncoderConfig
 from training.batches import Encoded, LengthGroups
 from training.config import ConfigError, FitConfig, write_json
 from training.curves import draw_curves
 from training.data import Corpus, DataError, Example
 from training.evaluate import score
 from training.leaks import Cleaning, clean_train
+from training.own import OwnClassifier, from_library, new_classifier, to_library
 from training.pretrained import clear_limits, load_base, load_tokenizer, usable_tokens
 from training.runs import corpus_of, last_checkpoint, open_run
 
@@ -66,7 +68,7 @@ def fit(
         return finished
     set_seed(config.seed)
     tokenizer = load_tokenizer(config.base)
-    model, fresh = load_base(config.base, config.labels)
+    model, fresh = _open_model(config, tokenizer)
     positions = usable_tokens(model.config)
     if positions is not None and config.max_tokens > positions:
         raise ConfigError(f"max_tokens: {config.max_tokens} is more than the {positions} the base reads")
@@ -85,6 +87,24 @@ def fit(
     }
     _finish(trainer, tokenizer, metrics, out)
     return metrics
+
+
+def _open_model(config: FitConfig, tokenizer: Any) -> tuple[PreTrainedModel, list[str]]:
+    """The model to train, and the names of its weights that are random."""
+    if config.new is None:
+        model, fresh = load_base(config.base, config.labels)
+        return (model, fresh) if config.encoder == "library" else (from_library(model), fresh)
+    shape = EncoderConfig(
+        words=max(tokenizer.get_vocab().values()) + 1,
+        max_tokens=config.max_tokens,
+        width=config.new.width,
+        layers=config.new.layers,
+        heads=config.new.heads,
+        inner_width=4 * config.new.width,
+        positions="learned" if config.new.positions == "learned" else "sinusoidal",
+    )
+    new = new_classifier(shape, labels=config.labels, pad_id=int(tokenizer.pad_token_id))
+    return new, sorted(name for name, _ in new.named_parameters())
 
 
 class GroupedTrainer(Trainer):
@@ -227,6 +247,9 @@ def _metrics(trainer: Trainer, corpus: Corpus, cleaning: Cleaning) -> dict[str, 
 def _finish(trainer: Trainer, tokenizer: Any, metrics: dict[str, Any], out: Path) -> None:
     clear_limits(tokenizer)
     trainer.save_model(str(out / "model"))
+    if isinstance(trainer.model, OwnClassifier):
+        # Weights that the library knows are kept under its names, so that everybody can open them.
+        to_library(trainer.model).save_pretrained(out / "model")
     draw_curves(metrics, out / "curves.png")
     # Written last: a run is finished when it has its metrics.
     write_json(out / "metrics.json", metrics)

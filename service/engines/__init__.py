@@ -15,8 +15,13 @@ from service.core import FloatArray, IntArray, TokenBatch
 from service.errors import StartupError
 from service.store import Manifest, ModelFile, Version
 
-ENGINES = {"onnx": "service.engines.onnx"}
-"""The module of each engine, which has a function `open_engine` like the one below."""
+ENGINES = {"onnx": "service.engines.onnx", "torchscript": "service.engines.torchscript"}
+"""The module of each engine, which has a function `open_engine` like the one below.
+
+The name is that of the format which it reads. "auto" takes the first for which the version has a file.
+"""
+EXTRAS = {"onnx": "valence[cpu] or valence[gpu]", "torchscript": "valence[torch]"}
+"""What to install for each engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +97,30 @@ def pad(batch: TokenBatch, pad_id: int) -> tuple[IntArray, IntArray]:
 
 
 def open_engine(version: Version, options: EngineOptions) -> Engine:
-    """Load a verified version with the engine asked for; "auto" is onnx.
+    """Load a verified version with the engine asked for; "auto" is the first that has a file to read.
 
     Raises:
         StartupError: no such engine, precision or device, or the file does not hold such a model.
     """
-    name = "onnx" if options.engine == "auto" else options.engine
+    name = _first_engine(version.manifest) if options.engine == "auto" else options.engine
     if name not in ENGINES:
         raise StartupError(f"there is no engine {name}; there are {', '.join(ENGINES)}")
     try:
         opener: Callable[[Version, EngineOptions], Engine] = import_module(ENGINES[name]).open_engine
     except ModuleNotFoundError as error:
-        raise StartupError(
-            f"engine {name} needs {error.name}: install valence[cpu] or valence[gpu]"
-        ) from error
+        raise StartupError(f"engine {name} needs {error.name}: install {EXTRAS[name]}") from error
     return opener(version, options)
+
+
+def _first_engine(manifest: Manifest) -> str:
+    formats = [model.format for model in manifest.models]
+    for name in ENGINES:
+        if name in formats:
+            return name
+    raise StartupError(
+        f"{manifest.name} {manifest.version} has files for {', '.join(formats)}; "
+        f"there are the engines {', '.join(ENGINES)}"
+    )
 
 
 def choose_model(manifest: Manifest, format_name: str, *, precision: str, device: str) -> ModelFile:

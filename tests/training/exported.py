@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import onnx_ir as ir
 import torch
@@ -21,16 +22,19 @@ from service.store import (
     ModelFile,
     Source,
     Version,
+    form,
     open_version,
     write_version,
 )
 from tests.training.tiny import Kind, make_base
 from training.graph import architecture_of, load_eager, round_to_half, store_half, trace
+from training.own import through_encoder
 from training.pretrained import load_base, load_tokenizer
 from training.quantize import quantize
 
 KINDS: tuple[Kind, ...] = ("bert", "distilbert", "roberta", "mpnet")
 MAX_TOKENS = 61
+BOUNDS: dict[Literal["float32", "int8"], float] = {"float32": 1e-3, "int8": 0.05}
 _FOLDER = tempfile.TemporaryDirectory(prefix="valence-tests-")
 
 
@@ -81,7 +85,7 @@ def traced(kind: Kind) -> Traced:
     folder = make_classifier(Path(_FOLDER.name) / kind, kind)
     model = load_eager(folder)
     round_to_half(model)
-    return Traced(kind, folder, model, trace(model, MAX_TOKENS))
+    return Traced(kind, folder, model, trace(through_encoder(model), MAX_TOKENS))
 
 
 def graph_of(kind: Kind, model: PreTrainedModel) -> ir.Model:
@@ -110,11 +114,22 @@ def open_graph(path: Path, *, precision: str, pad_id: int, labels: int = 2) -> O
 
 
 def ungated_version(
-    store: Path, model: PreTrainedModel, tokenizer_json: bytes, files: Mapping[str, Path]
+    store: Path,
+    model: PreTrainedModel,
+    tokenizer_json: bytes,
+    files: Mapping[str, Path],
+    *,
+    script: bytes | None = None,
 ) -> Version:
-    """A version of the given files by precision, whatever is in them; its golden logits are zeros."""
+    """A version of the given ONNX files by precision, and a TorchScript file, whatever is in them.
+
+    Its golden logits are zeros.
+    """
     names = {"float32": "model.onnx", "int8": "model.int8.onnx"}
-    nothing = {f"onnx/{precision}": [0.0, 0.0] for precision in files}
+    models = [ModelFile(names[p], "onnx", p, 0, "", BOUNDS[p]) for p in BOUNDS if p in files]
+    if script is not None:
+        models.append(ModelFile("model.torchscript", "torchscript", "float32", 0, "", 1e-3))
+    nothing = {form(one): [0.0, 0.0] for one in models}
     manifest = Manifest(
         schema_version=1,
         name="trial",
@@ -131,13 +146,11 @@ def ungated_version(
         temperature=1.0,
         golden_texts=[GoldenText("good", nothing)],
         tokenizer=FileRecord("tokenizer.json", 0, ""),
-        models=[
-            ModelFile(names["float32"], "onnx", "float32", 0, "", 1e-3),
-            *([ModelFile(names["int8"], "onnx", "int8", 0, "", 0.05)] if "int8" in files else []),
-        ],
+        models=models,
         architecture=architecture_of(model),
     )
     content: dict[str, bytes | Path] = {names[precision]: path for precision, path in files.items()}
+    content |= {} if script is None else {"model.torchscript": script}
     write_version(store, manifest, {**content, "tokenizer.json": tokenizer_json, "README.md": b"-"})
     return open_version(store, "trial")
 

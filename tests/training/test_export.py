@@ -6,19 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from tokenizers import Tokenizer as Backend
 
 from service.engines import EngineOptions, open_engine
-from service.store import Manifest, open_version, versions
+from service.store import Manifest, form, open_version, versions
 from service.tokenizer import Tokenizer
 from service.warmup import check_golden_texts
+from tests.server import serving
 from tests.training.conftest import FinishedRun
 from tests.training.exported import MAX_TOKENS, make_classifier, traced
 from tests.training.tiny import DEV_ROWS, write_rows
 from training.cli import main
-from training.graph import load_eager, rebuild, round_to_half
+from training.graph import graph_weights, load_eager, rebuild, round_to_half
 
 BASE = ("--base-model", "tiny-bert=Apache-2.0")
 
@@ -83,7 +85,7 @@ def test_the_manifest_tells_where_it_all_came_from(exported: tuple[FinishedRun, 
 def test_the_eager_model_can_be_rebuilt_from_the_version(exported: tuple[FinishedRun, Path]) -> None:
     run, store = exported
     version = open_version(store, "tiny")
-    rebuilt = rebuild(version.path / "model.onnx", version.manifest.architecture).state_dict()
+    rebuilt = rebuild(graph_weights(version.path / "model.onnx"), version.manifest.architecture).state_dict()
     model = load_eager(run.folder / "model")
     round_to_half(model)
     assert all(torch.equal(weight, rebuilt[name]) for name, weight in model.state_dict().items())
@@ -123,6 +125,41 @@ def test_a_model_that_was_fine_tuned_elsewhere_comes_in(tmp_path: Path) -> None:
     assert (manifest.version, manifest.max_tokens, manifest.labels) == (3, 40, ["bad", "good"])
     assert manifest.training_data[0].licence == "none stated"
     assert "Ask a lawyer" in (tmp_path / "tiny" / "3" / "README.md").read_text(encoding="utf-8")
+
+
+def test_torchscript_alone_becomes_a_version_that_is_served(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows" / "dev.tsv", DEV_ROWS)
+    more = ("--format", "torchscript", "--data", str(rows))
+    assert export(traced("bert").folder, tmp_path / "store", *BASE, *more) == 0
+    version = open_version(tmp_path / "store", "tiny")
+    assert [(m.path, m.format, m.logit_bound) for m in version.manifest.models] == [
+        ("model.torchscript", "torchscript", 1e-3)
+    ]
+    measured = [m.command for m in version.manifest.metrics if m.name == "accuracy"]
+    assert measured == [
+        "valence-train evaluate store/tiny/1 --data dev.tsv --engine torchscript --precision float32"
+    ]
+    assert "only when its SHA-256" in " ".join(
+        (version.path / "README.md").read_text(encoding="utf-8").split()
+    )
+    with serving(model_store=tmp_path / "store", model="tiny", engine="torchscript", device="cpu") as server:
+        answer = httpx.post(f"{server.url}/predict", json={"inputs": "good"}, timeout=60).json()
+    golden = next(g for g in version.manifest.golden_texts if g.text == "good")
+    logits = torch.tensor(golden.logits["reference"])
+    expected = dict(zip(version.manifest.labels, torch.softmax(logits, 0).tolist(), strict=True))
+    assert answer["predictions"][0]["scores"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_all_formats_are_one_version_in_a_fixed_order(rows: Path, tmp_path: Path) -> None:
+    more = ("--formats", "torchscript, int8,onnx", "--data", str(rows))
+    assert export(traced("bert").folder, tmp_path, *BASE, *more) == 0
+    manifest = manifest_of(tmp_path)
+    forms = ["onnx/float32", "onnx/int8", "torchscript/float32"]
+    assert [form(m) for m in manifest.models] == forms
+    accuracies = {f"{m.format}/{m.precision}" for m in manifest.metrics if m.name == "accuracy"}
+    assert accuracies == set(forms)
+    card = (tmp_path / "tiny" / "1" / "README.md").read_text(encoding="utf-8")
+    assert all(f"| {name} |" in card for name in forms)
 
 
 def test_one_label_is_a_sigmoid(tmp_path: Path) -> None:
@@ -181,7 +218,10 @@ def without_model(folder: Path) -> None:
         (other_padding, (), "the tokenizer pads with 0, the model with 4"),
         (without_head, (), "classifier"),
         (without_model, (), "neither a finished run nor"),
-        (None, ("--formats", "int8"), "neither onnx nor onnx,int8"),
+        (None, ("--formats", "int8"), "int8 without onnx"),
+        (None, ("--formats", "torchscript,int8"), "int8 without onnx"),
+        (None, ("--formats", "onnx,coreml"), "there is no 'coreml', only onnx, int8, torchscript"),
+        (None, ("--formats", ""), "there is no ''"),
         (None, ("--formats", "onnx,int8"), "2,000"),
         (None, ("--max-tokens", "2"), "no room"),
         (None, ("--card", "/nowhere/card.md"), "cannot be read"),

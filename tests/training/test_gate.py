@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from service.core import FloatArray
-from service.store import Source, Version
+from service.store import Source, Version, form
 from service.tokenizer import Tokenizer
 from tests.training.exported import MAX_TOKENS, traced, ungated_version, write_graph
 from tests.training.tiny import ALL_ROWS
@@ -17,6 +17,7 @@ from training.data import DataError, Example
 from training.gate import ALL_SETS, LEAST_ROWS, Commands, Outcome, check_rows, run_gate
 from training.origin import Origin, open_origin
 from training.parity import ParityError, Vocabulary, eager_logits, join
+from training.torchscript import trace_script
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +43,16 @@ def examples(logits: FloatArray) -> list[Example]:
     ]
 
 
-def trial(folder: Path, origin: Origin, models: Mapping[str, PreTrainedModel]) -> Version:
+def trial(
+    folder: Path, origin: Origin, models: Mapping[str, PreTrainedModel], *, script: bytes | None = None
+) -> Version:
     files = {
         precision: write_graph("bert", model, folder / precision, int8=precision == "int8")
         for precision, model in models.items()
     }
-    return ungated_version(folder / "store", traced("bert").model, origin.tokenizer_json, files)
+    return ungated_version(
+        folder / "store", traced("bert").model, origin.tokenizer_json, files, script=script
+    )
 
 
 def pass_gate(version: Version, origin: Origin, examples: list[Example]) -> Outcome:
@@ -58,7 +63,7 @@ def pass_gate(version: Version, origin: Origin, examples: list[Example]) -> Outc
         vocabulary=Vocabulary(origin.special, origin.words, origin.pad_id),
         sets=sets,
         commands=Commands(
-            "export", {(name, precision): "evaluate" for name in sets for precision in ("float32", "int8")}
+            "export", {(name, form(model)): "evaluate" for name in sets for model in version.manifest.models}
         ),
         threads=1,
     )
@@ -90,6 +95,33 @@ def test_what_a_version_says_after_it_passed(tmp_path: Path, origin: Origin, exa
         assert set(golden.logits) == {"reference", "onnx/float32", "onnx/int8"}
         np.testing.assert_allclose(golden.logits["onnx/float32"], golden.logits["reference"], atol=1e-4)
     assert any(len(golden.text) > 2000 for golden in outcome.golden_texts)
+
+
+def test_torchscript_is_measured_beside_onnx(tmp_path: Path, origin: Origin, examples: list[Example]) -> None:
+    model = traced("bert").model
+    outcome = pass_gate(
+        trial(tmp_path, origin, {"float32": model}, script=trace_script(model)), origin, examples
+    )
+    by_form = {(m.name, f"{m.format}/{m.precision}"): m.value for m in outcome.metrics}
+    assert by_form["accuracy", "onnx/float32"] == by_form["accuracy", "torchscript/float32"] == 1.0
+    assert by_form["p99 of the change of a probability against float32", "torchscript/float32"] < 1e-4
+    for golden in outcome.golden_texts:
+        assert set(golden.logits) == {"reference", "onnx/float32", "torchscript/float32"}
+
+
+def test_torchscript_alone_passes(tmp_path: Path, origin: Origin, examples: list[Example]) -> None:
+    version = trial(tmp_path, origin, {}, script=trace_script(traced("bert").model))
+    outcome = pass_gate(version, origin, examples)
+    assert {m.format for m in outcome.metrics} == {"torchscript"}
+    assert next(m for m in outcome.metrics if m.name == "accuracy").value == 1.0
+
+
+def test_a_torchscript_file_of_another_model_is_refused(
+    tmp_path: Path, origin: Origin, logits: FloatArray
+) -> None:
+    version = trial(tmp_path, origin, {}, script=trace_script(leaning(logits)))
+    with pytest.raises(ParityError, match="float32, 1 texts"):
+        pass_gate(version, origin, [])
 
 
 def test_float32_alone_needs_no_sets(tmp_path: Path, origin: Origin) -> None:
