@@ -5,7 +5,7 @@ Knows nothing of graphs, precision, bounds or the model store.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
-from service.store import Source
+from service.store import Metric, Source
 from training.config import ConfigError
 from training.graph import load_eager
 from training.pretrained import label_names, load_tokenizer, usable_tokens
@@ -21,8 +21,11 @@ from training.pretrained import label_names, load_tokenizer, usable_tokens
 NONE_STATED = "none stated"
 _UNNAMED = re.compile(r"LABEL_[0-9]+")
 LEAST_TOKENS = 3
-# A table of words is often a little larger than the vocabulary, for the sake of a round number.
-LEAST_SHARE = 0.9
+# A table of words is often a little larger than the vocabulary, for the sake of a round number. Cased BERT
+# has 95 % of the words of uncased BERT, and the same ids for padding and control tokens.
+LEAST_SHARE = 0.98
+# A run was measured on texts cut to its own length, perhaps in bfloat16.
+LARGEST_DRIFT = 0.05
 # A tokenizer without a limit of its own says 1e30.
 _NO_LIMIT = 1_000_000
 
@@ -37,6 +40,7 @@ class Origin:
         special: ids that the tokenizer puts round an empty text.
         words: ids that are no special tokens, those of real text.
         max_tokens: the longest text, special tokens included.
+        dev: for a run, what its metrics say.
     """
 
     model: PreTrainedModel
@@ -49,6 +53,37 @@ class Origin:
     max_tokens: int
     base_model: Source
     training_data: tuple[Source, ...]
+    dev: "DevScore | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class DevScore:
+    """What a run says of itself: its accuracy over the rows of its dev sets, by name of the set."""
+
+    rows: Mapping[str, int]
+    accuracy: float
+
+    def check(self, metrics: Sequence[Metric]) -> None:
+        """Holds each form to this accuracy, if it was measured on all of the dev sets.
+
+        A tokenizer of the same size with other words is seen by this alone. Raises ConfigError.
+        """
+        forms: dict[str, dict[tuple[str, int], float]] = {}
+        for metric in metrics:
+            if metric.name == "accuracy":
+                key = f"{metric.format}/{metric.precision}"
+                forms.setdefault(key, {})[metric.dataset, metric.examples] = metric.value
+        for key, measured in forms.items():
+            if self.rows.items() <= measured.keys():
+                hits = sum(measured[name, count] * count for name, count in self.rows.items())
+                self._compare(key, hits / sum(self.rows.values()))
+
+    def _compare(self, key: str, accuracy: float) -> None:
+        if accuracy < self.accuracy - LARGEST_DRIFT:
+            raise ConfigError(
+                f"{key}: the accuracy on {', '.join(self.rows)} is {accuracy:.4f}, and the run had "
+                f"{self.accuracy:.4f}: the tokenizer or the weights are not those of the run"
+            )
 
 
 def open_origin(
@@ -71,6 +106,8 @@ def open_origin(
     run = _run_of(folder)
     special, words = _check_tokenizer(folder, tokenizer, model)
     names = _labels(folder, model, labels)
+    if model.config.problem_type == "regression":
+        raise ConfigError(f"{folder}: its output is a quantity (regression), not the probability of a label")
     sigmoid = len(names) == 1 or model.config.problem_type == "multi_label_classification"
     return Origin(
         model=model,
@@ -83,6 +120,7 @@ def open_origin(
         max_tokens=_max_tokens(tokenizer, model, max_tokens),
         base_model=base_model or _base_of(folder, run),
         training_data=_training_data(run, training_data),
+        dev=_dev_of(run),
     )
 
 
@@ -108,7 +146,13 @@ def _width(model: PreTrainedModel) -> int:
 def _check_tokenizer(
     folder: Path, tokenizer: Any, model: PreTrainedModel
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids round an empty text and the ids of words. Raises ConfigError for another model's tokenizer."""
+    """The ids round an empty text and the ids of words. Raises ConfigError for another model's tokenizer.
+
+    Sizes and control tokens are compared. A tokenizer of about the same size with other words, or with the
+    same words and another rule for capitals, cannot be told from the right one here: a model does not say
+    what its rows stand for. What is seen later is whether it knows the words of the golden texts at all, and
+    whether a run still has its accuracy. Of a model from elsewhere no more can be known.
+    """
     rows: int = model.config.vocab_size
     ids = set(tokenizer.get_vocab().values())
     if max(ids) >= rows:
@@ -120,6 +164,10 @@ def _check_tokenizer(
         raise ConfigError(
             f"{folder}: the tokenizer pads with {tokenizer.pad_token_id}, the model with {expected}"
         )
+    for name in ("bos", "eos", "cls", "sep"):
+        known, own = (getattr(one, f"{name}_token_id", None) for one in (model.config, tokenizer))
+        if known is not None and own is not None and known != own:
+            raise ConfigError(f"{folder}: {name} is token {own} of the tokenizer, the model has {known}")
     if len(ids) < LEAST_SHARE * rows:
         raise ConfigError(f"{folder}: the tokenizer has {len(ids)} tokens, the model knows {rows}")
     special = tuple(tokenizer.backend_tokenizer.encode("").ids)
@@ -148,6 +196,15 @@ def _run_of(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from error
     return run
+
+
+def _dev_of(run: dict[str, Any]) -> DevScore | None:
+    rows = {
+        str(file["name"]).removesuffix(".gz").removesuffix(".tsv"): int(file["rows"]["dev"])
+        for file in run.get("files", [])
+        if file["rows"].get("dev")
+    }
+    return DevScore(rows, float(run["dev"]["accuracy"])) if rows and "dev" in run else None
 
 
 def _base_of(folder: Path, run: dict[str, Any]) -> Source:

@@ -46,6 +46,8 @@ class OwnClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     def __init__(self, config: PretrainedConfig, network: SequenceClassifier | None = None) -> None:
         super().__init__(config)
+        # The library would look for a loss by the name of the class, and complain.
+        self.loss_type = "ForSequenceClassification"
         self.network = network or SequenceClassifier(EncoderConfig(**config.encoder))
         self.post_init()  # type: ignore[no-untyped-call]
 

@@ -71,12 +71,19 @@ def load_classifier(folder: Path) -> PreTrainedModel:
         return load_own(folder)
     try:
         model, report = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder}: not a classifier of transformers: {error}") from error
     if report["missing_keys"]:
         raise ConfigError(f"{folder}: not fine-tuned, {min(report['missing_keys'])} is missing")
+    if report["mismatched_keys"]:
+        name, has, wanted = min(report["mismatched_keys"])
+        raise ConfigError(f"{folder}: {name} is {[*has]}, and its configuration says {[*wanted]}")
     classifier: PreTrainedModel = model.eval()
     return classifier
 

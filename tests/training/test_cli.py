@@ -11,6 +11,7 @@ from tests.models import make_version
 from tests.training.conftest import FinishedRun
 from tests.training.tiny import DEV_ROWS, ROWS, write_data, write_rows
 from training.cli import main
+from training.own import load_own
 
 
 def fit_arguments(base: Path, data: Path, out: Path) -> list[str]:
@@ -44,6 +45,16 @@ def test_fit_makes_a_run_and_the_same_command_finds_it_done(
     assert capsys.readouterr().out.splitlines()[-1] == said
 
 
+def test_fit_from_scratch_takes_the_size_that_is_given(tiny_base: Path, tmp_path: Path) -> None:
+    size = ["--layers", "1", "--width", "16", "--heads", "2", "--positions", "sinusoidal"]
+    arguments = fit_arguments(tiny_base, write_data(tmp_path / "data"), tmp_path / "run")
+    assert main([*arguments, "--encoder", "own", "--from-scratch", *size]) == 0
+    model = load_own(tmp_path / "run" / "model")
+    assert (model.network.config.layers, model.network.config.width, model.network.config.heads) == (1, 16, 2)
+    assert model.network.config.positions == "sinusoidal"
+    assert model.network.config.norm_first
+
+
 def test_a_run_is_found_again_from_another_folder(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +75,9 @@ def test_a_run_is_found_again_from_another_folder(
         (["--labels", "bad,,good"], "labels: a name is blank"),
         (["--dev", "nowhere.tsv"], "nowhere.tsv: there is no such file"),
         (["--base", "./nowhere"], "./nowhere: there is no such folder"),
+        (["--encoder", "own", "--layers", "2"], "--layers: the base says so"),
+        (["--from-scratch"], "new: random weights are for the own encoder only"),
+        (["--encoder", "own", "--from-scratch", "--heads", "3"], "width: 128 is no even share for 3 heads"),
     ],
 )
 def test_fit_refuses_nonsense_in_one_line(

@@ -199,6 +199,10 @@ def other_padding(folder: Path) -> None:
     change_config(folder, pad_token_id=4)
 
 
+def a_quantity(folder: Path) -> None:
+    change_config(folder, problem_type="regression")
+
+
 def without_head(folder: Path) -> None:
     shutil.copy(folder.parent / "base" / "model.safetensors", folder / "model.safetensors")
 
@@ -216,6 +220,7 @@ def without_model(folder: Path) -> None:
         (larger_tokenizer, (), "the model knows"),
         (without_special_tokens, (), "no special tokens round a text"),
         (other_padding, (), "the tokenizer pads with 0, the model with 4"),
+        (a_quantity, (), "regression"),
         (without_head, (), "classifier"),
         (without_model, (), "neither a finished run nor"),
         (None, ("--formats", "int8"), "int8 without onnx"),
