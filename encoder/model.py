@@ -254,8 +254,8 @@ def attention_bias(mask: Tensor | None, x: Tensor, *, causal: bool = False) -> T
         allowed = before[None, None] if allowed is None else allowed & before
     if allowed is None:
         return None
-    nothing = torch.zeros((), dtype=x.dtype, device=x.device)
-    return torch.where(allowed, nothing, torch.finfo(x.dtype).min)
+    # A product, so that a trace holds no tensor of the device that it was made on.
+    return (~allowed).to(x.dtype) * torch.finfo(x.dtype).min
 
 
 def sinusoids(rows: int, width: int) -> Tensor:

@@ -26,6 +26,8 @@ from training.data import DataError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, or 2 when it was refused (the reason is on standard error)."""
+    # onnxruntime reports to its maker unless it is told otherwise before it is imported.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser(given[0] if given else "").parse_args(given)
     try:

@@ -72,6 +72,19 @@ def test_parameters_are_stored_as_float16_and_the_two_inputs_are_named() -> None
     assert names == ["self", "input_ids", "attention_mask"]
 
 
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
+def test_r43_a_trace_of_our_encoder_belongs_to_no_device(kind: Kind) -> None:
+    """So a file that was made on a CPU runs on a GPU."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+        content = io.BytesIO(trace_script(through_encoder(traced(kind).model)))
+        script = torch.jit.load(content)  # type: ignore[no-untyped-call]
+    graph = str(script.inlined_graph)
+    assert "scaled_dot_product_attention" not in graph
+    assert "softmax" in graph
+    assert "Device" not in graph.replace("device=cpu", "")
+
+
 def test_weights_that_are_not_rounded_are_refused() -> None:
     model = traced("bert").copy_of_model()
     with torch.no_grad():
