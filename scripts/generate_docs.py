@@ -71,7 +71,7 @@ def errors_page() -> str:
         "None repeats the text that was sent.",
         "",
         "Three answers come from below the application and have no such body: 400 to what is not HTTP, 408",
-        "to a request that takes longer to arrive than the deadline, 431 to headers over 64 KiB.",
+        "to a request that takes longer to arrive than the deadline, 431 to a head over its limit.",
         "",
         "| status | code | what happened |",
         "|---|---|---|",

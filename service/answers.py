@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from service.errors import EngineFailed
+from service.errors import EngineFailed, ServiceError
 
 R = TypeVar("R")
+E = TypeVar("E", bound=ServiceError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +69,9 @@ class Answer(asyncio.Future[list[Outcome[R]]], Generic[R]):
         if not self.done():
             self._leave(self)
         return super().cancel(msg)
+
+
+def chained(error: E, cause: BaseException) -> E:
+    """The error, with what caused it."""
+    error.__cause__ = cause
+    return error

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from service.client import ClientWatch, read_body
 from service.core import Prediction
 from service.errors import MethodNotAllowed, NotReady, ServiceError, TooManyTexts, UnsupportedMediaType
-from service.exchange import exchange_of
+from service.exchange import exchange_of, time_left_s
 from service.life import Life
 from service.loading import ModelDescription
 from service.manifest import form
@@ -63,6 +63,8 @@ class Api:
         with 422.
         """
         check_content(request)
+        most_s = self._life.settings.request_timeout_s
+        time_left_s(request.scope, most_s)  # a header that makes no sense is refused before the body is read
         asked = read_request(await read_body(request.receive))
         self._life.refuse_when_stopping()
         texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
@@ -72,7 +74,9 @@ class Api:
         if len(texts) > most:
             raise TooManyTexts(f"The request brings {len(texts)} texts; at most {most} are taken.")
         with ClientWatch(request.receive):
-            answer = await self._life.predictor.predict(texts, truncate=asked.truncate)
+            answer = await self._life.predictor.predict(
+                texts, truncate=asked.truncate, timeout_s=time_left_s(request.scope, most_s)
+            )
         first = answer.outcomes[0]
         if isinstance(asked.inputs, str) and isinstance(first, ServiceError):
             raise first

@@ -16,13 +16,26 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
 from service import engines
+from service.access import Access, Keys, open_keys, open_paths
 from service.api import JSON, Api, PlainRoute
 from service.body_limit import BodyLimit
 from service.life import Life
 from service.loading import OpenEngine
 from service.metrics import Metrics
 from service.middleware import AccessLog, Connections, Errors, HttpMetrics, RequestId
-from service.openapi import PREDICT_ANSWER, PREDICT_ERRORS, document, error_responses, page, request_body
+from service.openapi import (
+    OPENMETRICS,
+    PREDICT_ANSWER,
+    PREDICT_ERRORS,
+    PREDICT_HEADERS,
+    SMALL_ERRORS,
+    declare_keys,
+    document,
+    error_responses,
+    page,
+    page_headers,
+    request_body,
+)
 from service.predictor import Predictor
 from service.schemas import Health, ModelList, PredictResponse
 from service.settings import Settings
@@ -34,7 +47,11 @@ def create_app(settings: Settings, *, open_engine: OpenEngine = engines.open_eng
     Args:
         settings: all of them; nothing else is read.
         open_engine: how the predictor gets its engine; a test may bring its own.
+
+    Raises:
+        StartupError: API keys are wanted and cannot be read.
     """
+    keys = open_keys(settings)
     metrics = Metrics(deadline_s=settings.request_timeout_s)
     life = Life(settings, metrics, Predictor(settings, metrics, open_engine=open_engine))
 
@@ -47,13 +64,13 @@ def create_app(settings: Settings, *, open_engine: OpenEngine = engines.open_eng
         openapi_url=None,  # with it go FastAPI's own pages
         redirect_slashes=False,  # a POST that is redirected is sent twice; a wrong path is told so
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
-        middleware=layers(life),
+        middleware=layers(life, keys),
         lifespan=lifespan,
     )
     app.state.life = life
     app.router.route_class = PlainRoute
     add_routes(app, Api(life))
-    add_documentation(app)
+    add_documentation(app, None if keys is None else open_paths(settings))
     return app
 
 
@@ -70,8 +87,9 @@ class _Application(FastAPI):
         return app
 
 
-def layers(life: Life) -> list[Middleware]:
-    """The layers round the routes, the outermost first."""
+def layers(life: Life, keys: Keys | None = None) -> list[Middleware]:
+    """The layers round the routes, the outermost first; without keys, none asks for one."""
+    ask = Middleware(Access, keys=keys, paths=open_paths(life.settings)) if keys is not None else None
     return [
         Middleware(RequestId),
         Middleware(AccessLog),
@@ -79,6 +97,7 @@ def layers(life: Life) -> list[Middleware]:
         Middleware(Connections, is_draining=life.is_draining),
         Middleware(BodyLimit, max_body_bytes=life.settings.max_body_bytes),
         Middleware(Errors),
+        *([ask] if ask is not None else []),
     ]
 
 
@@ -102,19 +121,29 @@ def add_routes(app: FastAPI, api: Api) -> None:
     app.add_api_route("/health/live", api.live, response_model=Health, response_model_exclude_none=True)
     app.add_api_route("/health/ready", api.ready, response_model=Health, responses=unready)
     app.add_api_route("/health", api.health, response_model=Health, responses=unready)
-    app.add_api_route("/metrics", api.metrics, response_class=PlainTextResponse)
-    app.add_api_route("/models", api.models, response_model=ModelList)
+    app.add_api_route("/metrics", api.metrics, response_class=PlainTextResponse, responses={200: OPENMETRICS})
+    app.add_api_route(
+        "/models", api.models, response_model=ModelList, responses=error_responses(SMALL_ERRORS)
+    )
 
 
-def add_documentation(app: FastAPI) -> None:
-    """`/openapi.json` and `/docs`, made when first asked for; in a thread, since it takes a while."""
-    made = functools.cache(lambda: document(app.routes))
+def add_documentation(app: FastAPI, open_to_all: frozenset[str] | None) -> None:
+    """`/openapi.json` and `/docs`, made when first asked for; in a thread, since it takes a while.
+
+    Args:
+        open_to_all: the paths that need no key; None when none does.
+    """
+
+    @functools.cache
+    def made() -> dict[str, Any]:
+        found = document(app.routes)
+        return found if open_to_all is None else declare_keys(found, open_to_all)
 
     async def openapi_json(request: Request) -> Response:  # noqa: ARG001 - every endpoint takes the request
         return Response(orjson.dumps(await asyncio.to_thread(made)), media_type=JSON)
 
     async def docs(request: Request) -> Response:  # noqa: ARG001
-        return HTMLResponse(page(await asyncio.to_thread(made)))
+        return HTMLResponse(page(await asyncio.to_thread(made)), headers=page_headers())
 
     app.add_api_route("/openapi.json", openapi_json, include_in_schema=False)
     app.add_api_route("/docs", docs, include_in_schema=False)
@@ -124,4 +153,5 @@ def _example(value: dict[str, Any]) -> dict[str, Any]:
     return {
         "description": "The predictions, in the order of the texts",
         "content": {JSON: {"example": value}},
+        "headers": PREDICT_HEADERS,
     }

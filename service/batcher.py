@@ -15,20 +15,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from service.answers import Answer, Outcome
+from service.answers import Answer, Outcome, chained
 from service.errors import DeadlineExceeded, EngineDead, EngineFailed, QueueFull, ServiceError, Stopping
-from service.lanes import Call, Lanes
+from service.lanes import Announced, Call, Lanes
 from service.waiting import Limits, WaitingRoom
 
 __all__ = ["Batcher", "Limits", "Load", "Outcome"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-E = TypeVar("E", bound=ServiceError)
 
 log = logging.getLogger(__name__)
 
 _LONGEST_RETRY_S = 60
+_PATIENCE = 0.5  # share of its time that a submission may be expected to wait: the lanes may get slower
 _TIMER_GRAIN_S = 0.001  # uvloop counts in whole milliseconds and may call that much early
 
 
@@ -61,20 +61,6 @@ class _Item(Generic[T, R]):
     answer: Answer[R]
 
 
-class _Announced:
-    """A death is announced: what is raised inside goes to `die`, and an Exception goes no further."""
-
-    def __init__(self, die: Callable[[BaseException], None]) -> None:
-        self._die = die
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if error is not None:
-            self._die(error)
-        return isinstance(error, Exception)
-
-
 class Batcher(Generic[T, R]):
     """Runs a blocking function over the items of concurrent submissions, in batches of similar length.
 
@@ -99,7 +85,7 @@ class Batcher(Generic[T, R]):
         self._stopping = False
         self._dead: BaseException | None = None
         self._all_answered = asyncio.Event()
-        self._announced = _Announced(self._die)
+        self._announced = Announced(self._die)
 
     async def start(self) -> None:
         """Start the lanes, on the running loop. RuntimeError: started before, closed, or no threads."""
@@ -123,7 +109,8 @@ class Batcher(Generic[T, R]):
             deadline: when the answer is no longer wanted, on the clock of the loop.
 
         Raises:
-            QueueFull: at once, with the seconds after which the queue should have drained.
+            QueueFull: at once, with the seconds after which the queue should have drained; also when so much
+                waits already that the deadline would most likely pass first.
             DeadlineExceeded: at the deadline, whatever the lanes do; at once when it has passed already.
             Stopping: after close(). EngineDead: the batcher has died, chained to what killed it.
             ValueError: lengths do not fit the items, or more items than `max_queue_items`: they never fit.
@@ -133,11 +120,14 @@ class Batcher(Generic[T, R]):
         self._check(items, lengths, deadline)
         return await self._admit(items, lengths, deadline)
 
-    def refuse_when_full(self, items: int, tokens: int) -> None:
-        """Raises QueueFull when so much may not be added now. For who wants to know before work is done."""
-        if not self._room.admits(items, tokens):
+    def refuse_when_full(self, items: int, tokens: int, deadline: float | None = None) -> None:
+        """Raises QueueFull when so much may not be added now, or is unlikely to be answered by the deadline.
+
+        For who wants to know before work is done.
+        """
+        if not self._admits(items, tokens, deadline):
             self._expire()
-            if not self._room.admits(items, tokens):
+            if not self._admits(items, tokens, deadline):
                 drained_s = min(self._lanes.seconds_for(self._room.tokens), _LONGEST_RETRY_S)
                 raise QueueFull(retry_after_s=max(1, math.ceil(drained_s)))
 
@@ -191,7 +181,15 @@ class Batcher(Generic[T, R]):
             raise ValueError(f"{len(items)} items never fit into a queue of {self._limits.max_queue_items}")
         if deadline is not None and deadline <= asyncio.get_running_loop().time():
             raise DeadlineExceeded
-        self.refuse_when_full(len(items), sum(lengths))
+        self.refuse_when_full(len(items), sum(lengths), deadline)
+
+    def _admits(self, items: int, tokens: int, deadline: float | None) -> bool:
+        if not self._room.admits(items, tokens):
+            return False
+        if deadline is None or not self._room.items:  # what an empty queue refused would be refused for ever
+            return True
+        left_s = deadline - asyncio.get_running_loop().time()
+        return self._lanes.usual_seconds_for(self._room.tokens_before(items)) <= _PATIENCE * left_s
 
     def _admit(self, items: Sequence[T], lengths: Sequence[int], deadline: float | None) -> Answer[R]:
         loop = asyncio.get_running_loop()
@@ -283,7 +281,7 @@ class Batcher(Generic[T, R]):
             log.critical("the batcher is dead: %s", type(cause).__name__)
         self._room = WaitingRoom(self._limits)
         for answer in list(self._open):
-            self._fail(answer, _chained(EngineDead(), cause))
+            self._fail(answer, chained(EngineDead(), cause))
         self._lanes.stop()
 
 
@@ -291,9 +289,4 @@ def _outcome(call: Call[_Item[T, R], R], number: int) -> Outcome[R]:
     queue_s = call.started_s - call.items[number].answer.arrived_s
     if call.error is None:
         return Outcome(call.results[number], None, queue_s, call.run_s)
-    return Outcome(None, _chained(EngineFailed(), call.error), queue_s, call.run_s)
-
-
-def _chained(error: E, cause: BaseException) -> E:
-    error.__cause__ = cause
-    return error
+    return Outcome(None, chained(EngineFailed(), call.error), queue_s, call.run_s)

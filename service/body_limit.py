@@ -27,14 +27,11 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = header_of(scope, b"content-length")
-        if declared is not None:
-            # The server delivers no more than what is declared, and refuses what is not a number.
-            if int(declared) <= self._max_body_bytes:
-                await self._app(scope, receive, send)
-            else:
-                body = _CountedBody(receive, send, self._max_body_bytes)
-                await problem(self._error(), exchange_of(scope))(scope, body.receive, body.send)
-        elif header_of(scope, b"transfer-encoding") is not None:
+        # The server delivers no more than what is declared, and refuses what is not a number.
+        if declared is not None and int(declared) > self._max_body_bytes:
+            body = _CountedBody(receive, send, self._max_body_bytes)
+            await problem(self._error(), exchange_of(scope))(scope, body.receive, body.send)
+        elif _comes_later(scope):
             body = _CountedBody(receive, send, self._max_body_bytes, error=self._error())
             await self._app(scope, body.receive, body.send)
         else:
@@ -42,6 +39,17 @@ class BodyLimit:
 
     def _error(self) -> TooLarge:
         return TooLarge(f"The body is over the limit of {self._max_body_bytes} bytes.")
+
+
+def _comes_later(scope: Scope) -> bool:
+    """Whether the body is of unknown length, or may never come.
+
+    A client that asks first ("Expect: 100-continue") and is refused need not send its body. What comes next
+    on its connection can then be the body or another request, and nobody can tell which.
+    """
+    if header_of(scope, b"transfer-encoding") is not None:
+        return True
+    return header_of(scope, b"expect") is not None and header_of(scope, b"content-length") is not None
 
 
 class _CountedBody:

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 OTHER_ROUTE = "other"
 _GET = (200, 405, 413, 500)
+_CLOSABLE = (*_GET, 401)
 ROUTE_STATUSES: dict[str, tuple[int, ...]] = {
-    "/predict": (200, 400, 405, 413, 415, 422, 499, 500, 503, 504),
-    "/health": (*_GET, 503),
+    "/predict": (200, 400, 401, 405, 413, 415, 422, 499, 500, 503, 504),
+    "/health": (*_CLOSABLE, 503),
     "/health/live": _GET,
     "/health/ready": (*_GET, 503),
-    "/metrics": _GET,
-    "/models": _GET,
-    "/docs": _GET,
-    "/openapi.json": _GET,
-    OTHER_ROUTE: (404, 413, 500),
+    "/metrics": _CLOSABLE,
+    "/models": _CLOSABLE,
+    "/docs": _CLOSABLE,
+    "/openapi.json": _CLOSABLE,
+    OTHER_ROUTE: (401, 404, 413, 500),
 }
 """The routes as metrics know them, and the statuses that each can answer. Any other path is `other`."""
 

@@ -47,6 +47,9 @@ class Classifier:
                 padded_tokens=batch.padded_tokens,
                 duration_s=time.perf_counter() - started_s,
             )
+        if logits.shape != (len(batch), self._engine.labels):
+            # One column too many would be served as a label, one too few would fail the whole request.
+            raise EngineFailed(f"the engine gave an array of shape {logits.shape} for {len(batch)} texts")
         finite = np.all(np.isfinite(logits), axis=1, keepdims=True)
         usable = np.where(finite, logits, np.float32(0))
         scores = activate(usable, self._activation, temperature=self._temperature)

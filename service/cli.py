@@ -33,6 +33,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 _BATCHES_AT_A_TIME = 4
+_STANDARD_ERROR = 2
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when all went well, 1 when something failed, 2 for a wrong command or setting.
     """
+    _fill_standard_files()
     asked = parser().parse_args(arguments)
     if asked.command == "settings":
         print(env_example(), end="")
@@ -64,6 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Nobody reads on: nothing more is to be said, not even by Python when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+
+
+def _fill_standard_files() -> None:
+    """Open what a daemon was started without: else a socket takes its number, and what is written to it."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        pass
+    os.close(number)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -12,38 +12,48 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from service.middleware import CROWDED_KEY
 
-MAX_HEAD_BYTES = 65_536
-"""Longest request line and headers together."""
-
 RESERVED_CONNECTIONS = 64
 """How many connections above the limit are still taken, for health and metrics; those beyond are closed."""
+
+
+_AROUND_HEADER = 4  # colon, space, end of line
+_HEAD_TOO_LONG = b"431 Request Header Fields Too Large"
 
 
 class BoundedConfig(Config):
     """uvicorn's configuration, with what a `BoundedConnection` has to know.
 
     Args:
-        read_timeout_s: how long one request may take to arrive, head and body.
+        read_timeout_s: how long one request may take to arrive, head and body, and how long its client may
+            leave an answer lying unread.
+        max_head_bytes: longest request line and headers together.
         max_connections: how many connections are served in full.
         options: uvicorn's own.
     """
 
-    def __init__(self, app: Any, *, read_timeout_s: float, max_connections: int, **options: Any) -> None:
+    def __init__(
+        self, app: Any, *, read_timeout_s: float, max_head_bytes: int, max_connections: int, **options: Any
+    ) -> None:
         super().__init__(app, http=BoundedConnection, **options)
         self.read_timeout_s = read_timeout_s
+        self.max_head_bytes = max_head_bytes
         self.max_connections = max_connections
 
 
 class BoundedConnection(HttpToolsProtocol):
     """Answers 431 to a head that is too long, and 408 to a request that arrives too slowly, and hangs up.
 
-    A request that arrives in one piece, as most do, costs two assignments; timers are for the others.
+    A client that does not read what it asked for is hung up on, too. A request that arrives in one piece, as
+    most do, costs a few assignments; timers are for the others.
     """
 
     config: BoundedConfig
     _unfinished = False
     _in_head = False
     _head_bytes = 0
+    _piece_bytes = 0
+    _head_too_long = False
+    _write_timer: asyncio.TimerHandle | None = None
     _read_timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
 
@@ -61,6 +71,7 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_keepalive_if_required()
         self._stop_read_timer()
+        self._stop_write_timer()
         # uvicorn tells the newest request alone: the one that is being answered would write to nobody, and
         # those that wait behind it would still be begun.
         self.pipeline.clear()
@@ -70,6 +81,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._piece_bytes = len(data)
         # The keep-alive timer goes on until a request begins: empty lines alone are no sign of life.
         try:
             self.parser.feed_data(data)
@@ -77,6 +89,9 @@ class BoundedConnection(HttpToolsProtocol):
             self._go_on_without_upgrade(data[upgrade.args[0] :])
             return
         except httptools.HttpParserError:
+            if self._head_too_long:
+                self._refuse(_HEAD_TOO_LONG)
+                return
             self.logger.warning("invalid HTTP request")
             self.send_400_response("Invalid HTTP request received.")
             return
@@ -85,8 +100,8 @@ class BoundedConnection(HttpToolsProtocol):
     def _bound_arrival(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(b"431 Request Header Fields Too Large")
+            if self._head_bytes > self.config.max_head_bytes:
+                self._refuse(_HEAD_TOO_LONG)
                 return
         if not self._unfinished:
             self._stop_read_timer()
@@ -107,11 +122,12 @@ class BoundedConnection(HttpToolsProtocol):
             return
         # A trailer, behind the chunks of a body. Nobody reads it, so it is not kept, but it is counted.
         self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(b"431 Request Header Fields Too Large")
+        if self._head_bytes > self.config.max_head_bytes:
+            self._refuse(_HEAD_TOO_LONG)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._bound_closing()
         if self._unfinished:
             self._unset_keepalive_if_required()  # the next request has begun, and has a timer of its own
 
@@ -120,6 +136,9 @@ class BoundedConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_headers_complete(self) -> None:
+        # Counted exactly only when the pieces that it came in are too long together: they may hold more.
+        if self._head_bytes + self._piece_bytes > self.config.max_head_bytes:
+            self._bound_head()
         self._in_head = False
         if not self._asks_to_upgrade():
             super().on_headers_complete()
@@ -128,6 +147,43 @@ class BoundedConnection(HttpToolsProtocol):
         self._unfinished = False
         if not self._asks_to_upgrade():
             super().on_message_complete()
+
+    def _bound_head(self) -> None:
+        head_bytes = len(self.url) + sum(
+            len(name) + len(value) + _AROUND_HEADER for name, value in self.headers
+        )
+        if head_bytes > self.config.max_head_bytes:
+            self._head_too_long = True
+            raise ValueError("the parser passes this on as an error of its own")
+
+    def pause_writing(self) -> None:
+        """The client leaves unread what was written, and the buffer is full."""
+        super().pause_writing()
+        self._bound_reading()
+
+    def _bound_reading(self) -> None:
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.config.read_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
+        self._bound_closing()
+
+    def _bound_closing(self) -> None:
+        """A connection that is being closed is gone only when all is read."""
+        if self.transport.is_closing() and self in self.connections:
+            self._bound_reading()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # the last answer is unread still, and an orderly end would wait for it
+        super().timeout_keep_alive_handler()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _asks_to_upgrade(self) -> bool:
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
@@ -165,3 +221,4 @@ class BoundedConnection(HttpToolsProtocol):
         if self._in_head or not self.cycle.response_started:
             self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
         self.transport.close()
+        self._bound_closing()

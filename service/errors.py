@@ -2,6 +2,7 @@
 
     ServiceError
     ├── BadRequest 400            the body is not JSON, or not UTF-8
+    ├── Unauthorized 401          no valid API key, where one is asked for
     ├── TooLarge 413              the body is over the byte limit
     ├── TooManyTexts 413          more texts than one request may bring
     ├── UnsupportedMediaType 415  the content type is not application/json
@@ -54,6 +55,15 @@ class BadRequest(ServiceError):
     code = "bad_request"
     title = "Bad request"
     default_detail = "The body is not valid JSON in UTF-8."
+
+
+class Unauthorized(ServiceError):
+    """The same whether no key came or a wrong one."""
+
+    status = 401
+    code = "unauthorized"
+    title = "Unauthorized"
+    default_detail = "A valid API key is needed: Authorization: Bearer <key>, or X-API-Key: <key>."
 
 
 class NotFound(ServiceError):
@@ -158,7 +168,7 @@ class Unavailable(ServiceError):
 class QueueFull(Unavailable):
     code = "queue_full"
     title = "Queue full"
-    default_detail = "The queue is full."
+    default_detail = "More waits than can be answered in time."
 
 
 class Crowded(Unavailable):
@@ -193,4 +203,10 @@ class DeadlineExceeded(ServiceError):
 
 
 class StartupError(Exception):
-    """The service cannot start; the message says what to change."""
+    """The service cannot start; the message says what to change.
+
+    It is answered as JSON too, so bytes of a path that are not UTF-8 are written as escapes.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.encode(errors="backslashreplace").decode())

@@ -3,6 +3,7 @@
 Lives in the `state` of the ASGI scope. Knows nothing of the model, and never holds what was sent.
 """
 
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -11,10 +12,12 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from service.core import Timings
-from service.errors import MethodNotAllowed, ServiceError
+from service.errors import BadRequest, DeadlineExceeded, MethodNotAllowed, ServiceError, Unauthorized
 from service.schemas import Problem
 
 _KEY = "exchange"
+TIMEOUT_HEADER = b"x-request-timeout"
+_SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 @dataclass(slots=True)
@@ -68,6 +71,26 @@ def header_of(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
+def time_left_s(scope: Scope, most_s: float) -> float | None:
+    """Seconds until the caller of this request stops waiting; None when he does not say.
+
+    `X-Request-Timeout` counts from the arrival of the request and is capped by `most_s`.
+
+    Raises:
+        BadRequest: it is not a positive number, or stands twice.
+        DeadlineExceeded: the time is over already.
+    """
+    values = [value for key, value in scope["headers"] if key == TIMEOUT_HEADER]
+    if not values:
+        return None
+    if len(values) > 1 or not _SECONDS.fullmatch(values[0]) or float(values[0]) == 0:
+        raise BadRequest("X-Request-Timeout must be one positive number of seconds, such as 2.5.")
+    left_s = min(float(values[0]), most_s) - exchange_of(scope).duration_s()
+    if left_s <= 0:
+        raise DeadlineExceeded
+    return left_s
+
+
 def problem(error: ServiceError, exchange: Exchange, *, close: bool = False) -> Response:
     """The error as an answer, noted in the exchange; with `close`, the connection ends with it."""
     exchange.code = error.code
@@ -76,6 +99,8 @@ def problem(error: ServiceError, exchange: Exchange, *, close: bool = False) -> 
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = ", ".join(error.allow)
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
     if close:
         headers["connection"] = "close"
     return Response(

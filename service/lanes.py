@@ -17,6 +17,7 @@ I = TypeVar("I")  # noqa: E741 - the item
 R = TypeVar("R")
 
 _REMEMBERED_CALLS = 64
+_ENOUGH_CALLS = 16  # fewer, the first and slowest among them, say little of what is usual
 
 
 LANE = "lane"
@@ -67,7 +68,7 @@ class DrainRate:
         """A call took `run_s` seconds of a lane and answered for `tokens` (0 when it failed)."""
         self._calls.append((tokens, run_s))
 
-    def seconds_for(self, tokens: int, *, running_s: float = 0.0) -> float:
+    def seconds_for(self, tokens: float, *, running_s: float = 0.0) -> float:
         """How long all lanes together need for so many tokens; 0 while nothing is known.
 
         `running_s` is how long the calls under way have taken, summed: a lane that is stuck counts as slow.
@@ -77,6 +78,24 @@ class DrainRate:
         done = sum(tokens for tokens, _ in self._calls)
         busy_s = sum(run_s for _, run_s in self._calls) + running_s
         return tokens * busy_s / (max(done, 1) * self._lanes)
+
+    def usual_seconds_for(self, tokens: float) -> float:
+        """The same as the calls that have ended say, once there are enough of them; 0 before."""
+        return self.seconds_for(tokens) if len(self._calls) >= _ENOUGH_CALLS else 0.0
+
+
+class Announced:
+    """A death is announced: what is raised inside goes to `die`, and an Exception goes no further."""
+
+    def __init__(self, die: Callable[[BaseException], None]) -> None:
+        self._die = die
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if error is not None:
+            self._die(error)
+        return isinstance(error, Exception)
 
 
 class Lanes(Generic[I, R]):
@@ -141,6 +160,10 @@ class Lanes(Generic[I, R]):
         """How long the lanes will take for so many tokens, as fast as they have been lately."""
         now = time.monotonic()
         return self._rate.seconds_for(tokens, running_s=sum(now - call.started_s for call in self.under_way))
+
+    def usual_seconds_for(self, tokens: float) -> float:
+        """The same, whatever the calls under way take; 0 while too few have ended."""
+        return self._rate.usual_seconds_for(tokens)
 
     def stop(self) -> None:
         """Each thread ends when it has nothing more to do. May be called again."""

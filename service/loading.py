@@ -13,7 +13,7 @@ from service.engines import Engine, EngineOptions
 from service.errors import StartupError
 from service.logs import log_event
 from service.quota import cpu_quota, plan_lanes
-from service.settings import Settings, keep_tokenizers_single
+from service.settings import Settings, keep_onnxruntime_silent, keep_tokenizers_single
 from service.store import Manifest, Version, open_version
 from service.tokenizer import Tokenizer
 from service.warmup import check_golden_texts, shapes, warm_up
@@ -59,6 +59,7 @@ def load(settings: Settings, open_engine: OpenEngine, *, go_on: Callable[[], boo
         StartupError: with the reason, for the operator.
     """
     keep_tokenizers_single()
+    keep_onnxruntime_silent()
     cores = cpu_quota()
     plan = plan_lanes(cores, settings.lanes, settings.threads_per_lane)
     if plan.warning is not None:
@@ -82,6 +83,7 @@ def load(settings: Settings, open_engine: OpenEngine, *, go_on: Callable[[], boo
         _prove(engine, tokenizer, manifest, settings=settings, lanes=plan.lanes, go_on=go_on)
         if not go_on():
             raise StartupError("stopped before the model was ready")  # noqa: TRY301 - the engine is closed below
+        tokenizer.start()
     except BaseException:
         engine.close()
         raise

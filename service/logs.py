@@ -7,14 +7,19 @@ The standard library is enough: the libraries below us log through it anyway, an
 less a line than structlog's chain.
 """
 
+import contextlib
+import fcntl
 import json
 import logging
+import os
+import select
+import stat
 import sys
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, TypeGuard
 
 import orjson
 
@@ -22,6 +27,7 @@ LogFormat = Literal["auto", "console", "json"]
 
 _FIELDS = "fields"
 _FOLDERS_SHOWN = 2
+_PIPE_BYTES = 1 << 20  # seconds of a busy log, for a reader that is late
 
 
 def configure(log_format: LogFormat, level: str, *, stream: TextIO | None = None) -> None:
@@ -34,14 +40,60 @@ def configure(log_format: LogFormat, level: str, *, stream: TextIO | None = None
     """
     stream = sys.stderr if stream is None else stream
     if log_format == "auto":
-        log_format = "console" if stream.isatty() else "json"
-    handler = logging.StreamHandler(stream)
+        # Python has no standard error when it was closed before the start.
+        log_format = "console" if stream is not None and stream.isatty() else "json"
+    handler = PipeHandler(stream) if _is_pipe(stream) else logging.StreamHandler(stream)
     handler.setFormatter(ConsoleFormatter() if log_format == "console" else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # What no line shows need not be found out for each: the thread, the process, the place of the call.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # Its start and stop lines say what ours say better; its warnings are wanted.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+
+
+class PipeHandler(logging.StreamHandler[TextIO]):
+    """Writes to a pipe or a socket, and leaves a line out rather than wait for a reader that has stopped.
+
+    The loop itself writes the log: without this, a full pipe would hold every request, health and SIGTERM.
+    When it is read again, one line says how many were lost.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        with contextlib.suppress(OSError):  # a socket has another size, which is ample
+            fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._lost = 0
+        self._room = select.poll()
+        self._room.register(stream.fileno(), select.POLLOUT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._lost and self._room.poll(0):
+            told = logging.LogRecord(__name__, logging.WARNING, "", 0, "log lines lost", None, None)
+            setattr(told, _FIELDS, {"lines": self._lost})
+            self._lost = 0
+            super().emit(told)
+        if self._room.poll(0):
+            super().emit(record)
+        else:
+            self._lost += 1
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A pipe that can be written takes this many bytes without waiting; only a long trace has more."""
+        line = super().format(record)
+        error = _error_of(record)
+        if len(line) < select.PIPE_BUF or error is None:
+            return line
+        record.exc_info = None
+        setattr(record, _FIELDS, {**_fields_of(record), "error": type(error).__qualname__})
+        return super().format(record)
+
+
+def _is_pipe(stream: TextIO | None) -> TypeGuard[TextIO]:
+    try:
+        mode = os.fstat(stream.fileno()).st_mode if stream is not None else 0
+    except (OSError, ValueError):  # a stream in memory has no number
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def log_event(

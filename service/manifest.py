@@ -177,7 +177,8 @@ def _faults_of_the_head(manifest: Manifest) -> dict[str, bool]:
         and manifest.activation == "softmax",
         "max_tokens leaves no room for a text between two special tokens": manifest.max_tokens < 3,
         "pad_id is negative": manifest.pad_id < 0,
-        "temperature is not a positive number": not 0 < manifest.temperature < math.inf,
+        # Beyond these a division by it overflows, or leaves nothing of the logits.
+        "temperature is not between 0.001 and 1000": not 1e-3 <= manifest.temperature <= 1e3,
     }
 
 

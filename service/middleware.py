@@ -24,13 +24,17 @@ CROWDED_KEY = "crowded"
 """In the `state` of the scope when the server has more connections than it should."""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
 _QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics")
 
 logger = logging.getLogger(__name__)
 
 
 class RequestId:
-    """Opens the exchange, and gives every answer its `X-Request-ID`."""
+    """Opens the exchange, and gives every answer its `X-Request-ID`.
+
+    And `nosniff`, since a layer of its own would cost more than all that it does.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -55,7 +59,7 @@ class RequestId:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                message["headers"].append((b"x-request-id", request_id))
+                message["headers"] += [(b"x-request-id", request_id), _NOSNIFF]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

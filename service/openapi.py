@@ -4,7 +4,9 @@ The page is plain HTML of our own: FastAPI's loads its scripts from elsewhere, w
 have and a service should not need. Knows nothing of what the service does at run time.
 """
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from base64 import b64encode
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -30,6 +32,7 @@ from service.errors import (
     TextTooLong,
     TooLarge,
     TooManyTexts,
+    Unauthorized,
     Unprocessable,
     UnsupportedMediaType,
 )
@@ -58,6 +61,9 @@ PREDICT_ERRORS: tuple[type[ServiceError], ...] = (
     DeadlineExceeded,
 )
 
+SMALL_ERRORS: tuple[type[ServiceError], ...] = (InternalError, Crowded)
+"""What a route without a body may answer when it is not for health or metrics."""
+
 PREDICT_REQUESTS: dict[str, dict[str, Any]] = {
     "one text": {"inputs": "Great product, highly recommend!"},
     "several texts": {"inputs": ["Absolutely loved it, will buy again.", "Terrible, a waste of money."]},
@@ -81,13 +87,43 @@ PREDICT_ANSWER: dict[str, Any] = {
 }
 
 
+REQUEST_ID: dict[str, Any] = {
+    "description": "That of the request, if it brought one of 1 to 64 letters, digits, dots, dashes and "
+    "underscores; else a new one.",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
+}
+
+PREDICT_HEADERS: dict[str, dict[str, Any]] = {
+    "Server-Timing": {
+        "description": "Milliseconds in each stage: tokenize, queue, infer.",
+        "required": True,
+        "schema": {
+            "type": "string",
+            "pattern": "^tokenize;dur=[0-9.]+, queue;dur=[0-9.]+, infer;dur=[0-9.]+$",
+        },
+    }
+}
+
+OPENMETRICS: dict[str, Any] = {"content": {"application/openmetrics-text": {"schema": {"type": "string"}}}}
+
+
 def request_body() -> dict[str, Any]:
-    """The body of `POST /predict`, described for FastAPI's `openapi_extra`."""
+    """The body and the header of `POST /predict`, described for FastAPI's `openapi_extra`."""
     content = {
         "schema": {"$ref": _REF.format(model=PredictRequest.__name__)},
         "examples": {name: {"value": value} for name, value in PREDICT_REQUESTS.items()},
     }
-    return {"requestBody": {"required": True, "content": {_JSON: content}}}
+    timeout = {
+        "name": "X-Request-Timeout",
+        "in": "header",
+        "required": False,
+        "description": "Seconds, counted from the arrival of the request, after which nobody waits for the "
+        "answer. The setting VALENCE_REQUEST_TIMEOUT_S is the most.",
+        "schema": {"type": "string", "pattern": "^(?!0+([.]0+)?$)[0-9]{1,9}([.][0-9]{1,9})?$"},
+        "example": "2.5",
+    }
+    return {"parameters": [timeout], "requestBody": {"required": True, "content": {_JSON: content}}}
 
 
 def error_responses(errors: Sequence[type[ServiceError]]) -> dict[int | str, dict[str, Any]]:
@@ -103,10 +139,15 @@ def error_responses(errors: Sequence[type[ServiceError]]) -> dict[int | str, dic
             "description": "; ".join(error.title for error in same),
             "content": {Problem.media_type: content},
         }
-        if any(error().retry_after_s is not None for error in same):
-            header = {"description": "Seconds to wait before trying again.", "schema": {"type": "integer"}}
+        if all(error().retry_after_s is not None for error in same):
+            header = _header("Seconds to wait before trying again.", {"type": "integer", "minimum": 1})
             responses[status]["headers"] = {"Retry-After": header}
     return responses
+
+
+def _header(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A header that the answer has always."""
+    return {"description": description, "required": True, "schema": schema}
 
 
 def _problem_example(error: type[ServiceError]) -> dict[str, Any]:
@@ -131,7 +172,41 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     schemas = made.setdefault("components", {}).setdefault("schemas", {})
     for model in (PredictRequest, Problem):
         schemas[model.__name__] = model.model_json_schema(ref_template=_REF)
+    for operations in made["paths"].values():
+        for operation in operations.values():
+            for response in operation["responses"].values():
+                response.setdefault("headers", {})["X-Request-ID"] = REQUEST_ID
     return made
+
+
+def declare_keys(made: dict[str, Any], open_to_all: Collection[str]) -> dict[str, Any]:
+    """The document of a service that asks for a key everywhere but at these paths. Changes it in place."""
+    made["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    }
+    made["security"] = [{"bearer": []}, {"header": []}]
+    answer = error_responses([Unauthorized])[Unauthorized.status]
+    challenge = _header("Always Bearer.", {"type": "string", "const": "Bearer"})
+    for path, operations in made["paths"].items():
+        for operation in operations.values():
+            if path in open_to_all:
+                operation["security"] = []
+            else:
+                operation["responses"][str(Unauthorized.status)] = answer | {
+                    "headers": {"WWW-Authenticate": challenge, "X-Request-ID": REQUEST_ID}
+                }
+    return made
+
+
+def page_headers() -> dict[str, str]:
+    """What keeps a browser from doing anything with the page but showing it."""
+    style = b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{style}'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return {"content-security-policy": policy, "referrer-policy": "no-referrer"}
 
 
 def page(made: dict[str, Any]) -> str:
@@ -144,9 +219,9 @@ def page(made: dict[str, Any]) -> str:
     ]
     for path, operations in made["paths"].items():
         for method, operation in operations.items():
-            parts += _operation(path, method, operation)
+            parts += _operation(path, method, operation, with_key="security" in made)
     parts += ["<h2>Errors</h2><p>The field <code>code</code> of an error, its status and what it means.<dl>"]
-    errors: list[type[ServiceError]] = [*PREDICT_ERRORS, NotFound, MethodNotAllowed]
+    errors: list[type[ServiceError]] = [*PREDICT_ERRORS, Unauthorized, NotFound, MethodNotAllowed]
     for error in sorted(errors, key=lambda one: one.status):
         parts += [f"<dt id={error.code}><code>{error.code}</code> {error.status}"]
         parts += [f"<dd>{escape(error.default_detail)}"]
@@ -159,12 +234,13 @@ _STYLE = (
 )
 
 
-def _operation(path: str, method: str, operation: dict[str, Any]) -> Iterable[str]:
+def _operation(path: str, method: str, operation: dict[str, Any], *, with_key: bool) -> Iterable[str]:
+    key = '-H "X-API-Key: $KEY" ' if with_key and "security" not in operation else ""
     yield f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation['description'])}"
     examples = operation.get("requestBody", {}).get("content", {}).get(_JSON, {}).get("examples", {})
     for name, example in examples.items():
         body = orjson.dumps(example["value"]).decode()
-        command = f"curl -H 'Content-Type: {_JSON}' -d '{body}' \\\n  http://127.0.0.1:8000{path}"
+        command = f"curl {key}-H 'Content-Type: {_JSON}' -d '{body}' \\\n  http://127.0.0.1:8000{path}"
         yield f"<p>{escape(name)}:<pre>{escape(command)}</pre>"
     statuses = ", ".join(
         f"{status} ({escape(response['description'])})" for status, response in operation["responses"].items()

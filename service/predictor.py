@@ -124,10 +124,10 @@ class Predictor:
             DeadlineExceeded: the time was over; what had not started is not run.
         """
         model, batcher = self._ready()
-        # Before the texts are read, which is most of what a refusal would cost. Each has at least one token.
-        batcher.refuse_when_full(len(texts), len(texts))
         deadline = asyncio.get_running_loop().time()
         deadline += self._settings.request_timeout_s if timeout_s is None else timeout_s
+        # Before the texts are read, which is most of what a refusal would cost. Each has at least one token.
+        batcher.refuse_when_full(len(texts), len(texts), deadline)
         started_s = time.perf_counter()
         encodings = await model.tokenizer.encode_all(texts, truncate=truncate, deadline=deadline)
         tokenize_s = time.perf_counter() - started_s

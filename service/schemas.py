@@ -33,11 +33,17 @@ class _Wire(BaseModel):
 class PredictRequest(_Wire):
     """The body of `POST /predict`. Of a key that stands twice the last one counts, as most readers do."""
 
-    inputs: str | Annotated[list[str], Field(fail_fast=True, min_length=1)] = Field(
+    # An empty text alone is refused where the other texts are that cannot be read, with their code.
+    inputs: (
+        Annotated[str, Field(json_schema_extra={"minLength": 1})]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1)]
+    ) = Field(
         description="One text, or a list of texts. The answer has one prediction for each, in the same order."
     )
     top_k: int | None = Field(
-        default=None, ge=1, description="Keep the best k labels in `scores`; all of them when null."
+        default=None,
+        ge=1,
+        description="Keep the best k labels in `scores`; all of them when null. Written as 2, not as 2.0.",
     )
     truncate: bool = Field(
         default=True, description="Cut a text that is too long. When false, such a text is refused."

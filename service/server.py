@@ -35,6 +35,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _ABANDON_S = 2
 _OTHER_FILES = 128
+_ACCEPTED_A_TURN = 16
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ def make_config(app: Any, settings: Settings) -> BoundedConfig:
     return BoundedConfig(
         app,
         read_timeout_s=settings.request_timeout_s,
+        max_head_bytes=settings.max_head_bytes,
         max_connections=settings.max_connections,
         loop="uvloop",
         ws="none",
@@ -97,6 +99,7 @@ class Server(uvicorn.Server):
         self._url = url
         self._drain_timer: asyncio.TimerHandle | None = None
         self._abandoning: asyncio.Task[None] | None = None
+        self._listening: list[socket.socket] = []
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -116,13 +119,20 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve at once; what the life of the service becomes is told later."""
         asyncio.get_running_loop().set_exception_handler(_log_unhandled)
-        await super().startup(sockets)
+        # uvloop takes one new connection a turn from each listener. With one listener those who come, health
+        # checks among them, wait for as many turns as there are connections before them, and turns are long
+        # when there is much to do.
+        own = sockets or []
+        self._listening = [*own, *(one.dup() for one in own for _ in range(_ACCEPTED_A_TURN - 1))]
+        await super().startup(self._listening)
         self._life.started.add_done_callback(self._tell_start)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what was accepted, within the stop timeout; what is left then is refused."""
         timer = asyncio.get_running_loop().call_later(self._life.settings.stop_timeout_s, self._abandon)
-        await super().shutdown(sockets)
+        await super().shutdown(self._listening or sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()  # uvicorn leaves it out, and its task would end with a trace
         timer.cancel()
 
     def ask_to_stop(self) -> None:

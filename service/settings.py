@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -55,8 +55,24 @@ class Settings(BaseSettings):
         description="Threads inside one batch; unset: the cores of the quota shared by the lanes.",
     )
 
+    api_keys: SecretStr | None = Field(
+        default=None,
+        description="Keys that open the service, separated by commas; unset, with no file: open to all.",
+    )
+    api_keys_file: Path | None = Field(
+        default=None,
+        description="File of further keys, one a line, # for comments; read again when it changes.",
+    )
+    open_metrics: bool = Field(
+        default=True, description="Whether /metrics and /health need no key where other paths do."
+    )
+
     request_timeout_s: float = Field(
-        default=10.0, gt=0, le=3600, description="Deadline of a request, in seconds."
+        default=10.0,
+        gt=0,
+        le=3600,
+        description="Deadline of a request, and bound on its arrival and on a client that does not read, in "
+        "seconds.",
     )
     max_body_bytes: int = Field(
         default=2_000_000, ge=1, description="Largest body; a larger one is refused with 413."
@@ -115,6 +131,13 @@ class Settings(BaseSettings):
         description="Most open connections; beyond it only health and metrics are answered.",
     )
 
+    max_head_bytes: int = Field(
+        default=65_536,
+        ge=1024,
+        le=1_048_576,
+        description="Longest request line and headers together; longer ones are refused with 431.",
+    )
+
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
         if self.max_queue_items < self.max_texts:
@@ -128,6 +151,9 @@ class Settings(BaseSettings):
 PREFIX = "VALENCE_"
 # Where tests and scripts find the data sets: no setting of the service, and often set beside it.
 _NOT_OURS = {"VALENCE_DATA"}
+# With one of these the metrics client writes files that outlive the process, and starts with a trace without
+# their folder.
+_METRICS_OF_SEVERAL = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 # What Kubernetes puts into every pod of a namespace that has a Service called "valence".
 _SERVICE_LINK = re.compile(r"VALENCE_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*)")
 
@@ -148,8 +174,16 @@ def read_settings() -> Settings:
     """The settings of this process.
 
     Raises:
-        SettingsError: a value has the wrong form, or two do not agree.
+        SettingsError: a value has the wrong form, two do not agree, or keys were meant and are not set.
     """
+    several = [name for name in _METRICS_OF_SEVERAL if name in os.environ]
+    if several:
+        raise SettingsError(
+            [f"{several[0]} is set: metrics would be kept in files for several processes, and this is one"]
+        )
+    mistyped = [line for line in unknown_variables() if "KEY" in line.partition(" ")[0]]
+    if mistyped:  # a warning would be too little: the service would be open to all
+        raise SettingsError(mistyped)
     try:
         return Settings()
     except ValidationError as error:
@@ -180,6 +214,15 @@ def keep_tokenizers_single() -> None:
     process that has them cannot be forked safely. An operator's own choice is kept.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def keep_onnxruntime_silent() -> None:
+    """Tell onnxruntime to report to nobody; to be called before it is imported.
+
+    Since 1.32 its builds for Linux keep a database of events in the home folder and send them to their maker
+    over HTTPS, from a thread of their own. An operator's own choice is kept.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def unknown_variables() -> list[str]:

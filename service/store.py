@@ -199,10 +199,10 @@ def _read_manifest(folder: Path, name: str, version: int) -> Manifest:
 def _inside(folder: Path, name: str) -> Path:
     """The path of a file of a version; a symbolic link that leads out of the folder is refused."""
     path = folder / name
+    if not path.is_file():  # first: a link to itself cannot be resolved
+        raise StartupError(f"{path}: missing, or not a regular file")
     if not path.resolve().is_relative_to(folder.resolve()):
         raise StartupError(f"{path}: leads out of the folder of the version")
-    if not path.is_file():
-        raise StartupError(f"{path}: missing, or not a regular file")
     return path
 
 

@@ -4,6 +4,8 @@ Knows nothing of models, batches, queues or HTTP. No message repeats a text.
 """
 
 import asyncio
+import math
+import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from service.core import Encoding, is_unicode
 from service.errors import (
     DeadlineExceeded,
+    QueueFull,
     StartupError,
     Stopping,
     TextEmpty,
@@ -31,6 +34,10 @@ INLINE_CHARS = 1_000
 JOB_CHARS = 16_384
 TEXT_OVERHEAD_CHARS = 8
 THREADS = 2
+# Requests take turns, so without a bound many large ones all end at their deadline with nothing done. This is
+# a few seconds of work, and at least two of the largest bodies.
+MAX_READING_CHARS = 4_194_304
+CHARS_A_SECOND = 1_000_000
 
 _INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
 
@@ -54,10 +61,10 @@ class Tokenizer:
             raise StartupError(f"{max_tokens} tokens leave no room between the special tokens")
         self._unknown_id = self._find_unknown()
         self._refuse_control_in_text()
-        self._executor = ThreadPoolExecutor(
-            THREADS, thread_name_prefix="tokenize"
-        )  # no thread until it is used
+        # No thread until `start`, or until one is used.
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
         self._closed = False
+        self._reading = 0  # characters that requests in the threads have brought
 
     @classmethod
     def load(cls, source: Path | bytes, *, max_tokens: int, max_text_chars: int) -> Self:
@@ -75,6 +82,20 @@ class Tokenizer:
         except (OSError, ValueError) as error:
             raise StartupError(f"the tokenizer cannot be read: {error}") from error
         return cls(backend, max_tokens=max_tokens, max_text_chars=max_text_chars)
+
+    def start(self) -> None:
+        """Start the threads that long texts need, while it can still be refused that there are none.
+
+        Raises:
+            StartupError: the system starts no more threads.
+        """
+        together = threading.Barrier(THREADS)
+        try:
+            for started in [self._executor.submit(together.wait) for _ in range(THREADS)]:
+                started.result()
+        except RuntimeError as error:
+            together.abort()
+            raise StartupError("the threads that read long texts cannot be started") from error
 
     def encode(self, text: str, *, truncate: bool = True) -> Encoding:
         """The tokens of a text, cut to what the model reads. Blocks; may be called from several threads.
@@ -111,16 +132,23 @@ class Tokenizer:
             deadline: when the answer is no longer wanted, on the clock of the loop.
 
         Raises:
+            QueueFull: at once; so much is being read that this would come too late.
             DeadlineExceeded: it passed; what had not been begun is left.
             Stopping: `close` was called.
         """
-        if sum(map(self._work, texts)) <= INLINE_CHARS:
+        work = sum(map(self._work, texts))
+        if work <= INLINE_CHARS:
             return self._encode_or_refuse(texts, truncate=truncate)
+        if self._reading and self._reading + work > MAX_READING_CHARS:
+            raise QueueFull(retry_after_s=math.ceil(self._reading / CHARS_A_SECOND))
+        self._reading += work
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._encode_in_threads(texts, truncate=truncate)
         except TimeoutError:
             raise DeadlineExceeded from None
+        finally:
+            self._reading -= work
 
     def close(self) -> None:
         """End the threads after the jobs that they have. Safe to call twice."""

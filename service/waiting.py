@@ -91,6 +91,16 @@ class WaitingRoom(Generic[G, I]):
             self.items + items <= limits.max_queue_items and self.tokens + tokens <= limits.max_queue_tokens
         )
 
+    def tokens_before(self, items: int) -> float:
+        """About how many tokens are run before a new group of so many items has had its turns.
+
+        Of each group that waits not more than `items` items have a turn before that, so that one group of
+        hundreds does not count in full against a single item.
+        """
+        if not self.items:
+            return 0.0
+        return self.tokens * min(1.0, len(self._parties) * items / self.items)
+
     def fills_a_batch(self) -> bool:
         """Whether enough waits for a batch that nothing could be added to."""
         limits = self._limits

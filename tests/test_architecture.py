@@ -15,7 +15,7 @@ FLOORS: tuple[set[str], ...] = (
     {"core", "errors", "settings", "logs", "quota", "catalogue", "manifest", "lanes", "waiting"},
     {"answers", "store", "tokenizer", "schemas", "client"},
     {"engines", "batcher", "exchange", "wire"},
-    {"engines.onnx", "engines.torchscript", "metrics", "body_limit"},
+    {"engines.onnx", "engines.torchscript", "metrics", "body_limit", "access"},
     {"classifier", "middleware", "openapi"},
     {"warmup", "connections"},
     {"loading"},

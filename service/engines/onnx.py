@@ -5,6 +5,7 @@ Knows nothing of texts, queues, settings or HTTP.
 """
 
 import logging
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import replace
@@ -132,6 +133,8 @@ def _open_session(model: bytes, device: str, options: EngineOptions) -> Any:
     settings.log_severity_level = 4
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    # The file alone was verified: weights that it wants from another one are looked for where nothing is.
+    settings.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     exact = has_int8_instructions()
     if not exact:
         settings.add_session_config_entry("session.x64quantprecision", "1")

@@ -105,8 +105,7 @@ def test_a_single_bad_text_is_refused(client: httpx.Client) -> None:
     assert_problem(client.post("/predict", json={"inputs": ""}), 422, "text_empty")
 
 
-def test_a_long_text_is_cut_and_says_so_whatever_the_shape(client: httpx.Client) -> None:
-    """r22."""
+def test_r22_a_long_text_is_cut_and_says_so_whatever_the_shape(client: httpx.Client) -> None:
     text = "good " * 1000
     [alone], [in_a_list] = predict(client, text), predict(client, [text])
     assert alone == in_a_list

@@ -42,6 +42,15 @@ def test_the_distant_past_is_forgotten() -> None:
     assert rate.seconds_for(100) == pytest.approx(1)
 
 
+def test_what_is_usual_is_known_after_sixteen_calls() -> None:
+    rate = DrainRate(lanes=1)
+    for _ in range(15):
+        rate.called(100, 1.0)
+    assert rate.usual_seconds_for(1000) == 0
+    rate.called(100, 1.0)
+    assert rate.usual_seconds_for(1000) == pytest.approx(10)
+
+
 @on_each_loop
 async def test_calls_come_back_on_the_loop_and_lanes_outlive_what_they_raise() -> None:
     class FatalError(BaseException):

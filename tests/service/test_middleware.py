@@ -280,7 +280,7 @@ async def test_a_service_error_is_a_problem() -> None:
         "type": "/docs#queue_full",
         "title": "Queue full",
         "status": 503,
-        "detail": "The queue is full.",
+        "detail": "More waits than can be answered in time.",
         "code": "queue_full",
         "request_id": "mine",
     }

@@ -128,7 +128,7 @@ async def test_r21_r22_a_long_text_is_cut_alike_alone_and_in_a_list(tmp_path: Pa
     np.testing.assert_allclose(listed[1].scores, alone[0].scores, atol=1e-6)
 
 
-async def test_r4_many_callers_each_get_their_own_answers(tmp_path: Path) -> None:
+async def test_r04_many_callers_each_get_their_own_answers(tmp_path: Path) -> None:
     make_version(tmp_path)
     asked = texts(400)
     requests: list[list[str]] = []
@@ -209,7 +209,7 @@ async def test_r33_a_text_without_a_finite_answer_harms_no_neighbour(tmp_path: P
 
 
 @pytest.mark.parametrize("place", [0, 3, 7])
-async def test_r2_only_the_text_that_fails_alone_fails(tmp_path: Path, place: int) -> None:
+async def test_r02_only_the_text_that_fails_alone_fails(tmp_path: Path, place: int) -> None:
     make_version(tmp_path)
     opener = Opener()
     unlucky = tokens_of("awful")[1]
@@ -235,7 +235,7 @@ async def test_r2_only_the_text_that_fails_alone_fails(tmp_path: Path, place: in
 @pytest.mark.parametrize(
     "error", [RuntimeError(), MemoryError(), SystemExit(), KeyboardInterrupt()], ids=repr
 )
-async def test_r3_r52_the_engine_may_raise_anything_once(tmp_path: Path, error: BaseException) -> None:
+async def test_r03_r52_the_engine_may_raise_anything_once(tmp_path: Path, error: BaseException) -> None:
     make_version(tmp_path)
     opener = Opener()
     faults = [error]

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from service import server as server_module
-from service.connections import MAX_HEAD_BYTES, RESERVED_CONNECTIONS
+from service.connections import RESERVED_CONNECTIONS
 from service.errors import StartupError
 from service.server import allow_open_files, listen, url_of
 from service.settings import Settings
@@ -345,8 +345,10 @@ def in_flight(server: LocalServer) -> float:
 # --- overload and stuck engines
 
 
-def test_r58_a_full_queue_leaves_the_service_live_and_ready(store: Path, pool: ThreadPoolExecutor) -> None:
-    """r9: an overflow is 503 with Retry-After, counted as a refusal, and no error is logged."""
+def test_r08_r09_r58_a_full_queue_leaves_the_service_live_and_ready(
+    store: Path, pool: ThreadPoolExecutor
+) -> None:
+    """An overflow is 503 with Retry-After, counted as a refusal, and no error is logged."""
     opener = Opener()
     with (
         local_server(
@@ -357,7 +359,7 @@ def test_r58_a_full_queue_leaves_the_service_live_and_ready(store: Path, pool: T
         running = held(server, opener, lambda: pool.submit(post, client))
         queued = pool.submit(client.post, "/predict", json={"inputs": ["good", "bad"]})
         eventually(lambda: b"valence_queue_items 2.0" in client.get("/metrics").content, "the queue is full")
-        for inputs in ("apple", ["apple"]):  # r8: both shapes obey the same rule
+        for inputs in ("apple", ["apple"]):  # both shapes obey the same rule
             refused = client.post("/predict", json={"inputs": inputs})
             assert (refused.status_code, refused.json()["code"]) == (503, "queue_full")
             assert int(refused.headers["retry-after"]) >= 1
@@ -406,7 +408,7 @@ def test_r10_the_deadline_is_kept_while_a_batch_hangs(store: Path, pool: ThreadP
         assert len(opener.engine.calls) == calls + 1, "only the last one was run"
 
 
-def test_r2_r3_an_engine_that_fails_fails_that_text_alone(
+def test_r02_r03_an_engine_that_fails_fails_that_text_alone(
     store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     opener = Opener()
@@ -494,7 +496,7 @@ def test_a_head_without_end_is_refused(store: Path) -> None:
             with socket.create_connection(server.address) as connection:
                 connection.sendall(start)
                 piece = b"a: b\r\n" * 2000 if start.endswith(b"\n") else b"x" * 12_000
-                for _ in range(2 * MAX_HEAD_BYTES // len(piece)):
+                for _ in range(2 * Settings().max_head_bytes // len(piece)):
                     try:
                         connection.sendall(piece)
                     except OSError:

@@ -32,6 +32,16 @@ def test_an_empty_room_has_no_batch() -> None:
     assert room_of().take(5) == []
 
 
+def test_what_goes_before_a_new_group_counts_a_turn_of_each_group_for_each_of_its_items() -> None:
+    assert room_of().tokens_before(5) == 0
+    room = room_of(10, 10)
+    room.add("of many", ["x"] * 98, [10] * 98)
+    assert room.tokens == 1000
+    assert room.tokens_before(1) == 30
+    assert room.tokens_before(10) == 300
+    assert room.tokens_before(100) == 1000
+
+
 def test_nearest_in_length_on_both_sides() -> None:
     room = room_of(50, 10, 47, 99, 52, 51, limits=Limits(max_batch_items=4))
     assert drain(room) == [["0:50", "5:51", "4:52", "2:47"], ["1:10", "3:99"]]

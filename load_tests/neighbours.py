@@ -1,0 +1,126 @@
+"""Asks whether a text gets the same answer whoever is beside it, of every engine and precision of a version.
+
+Each text is run alone, and then first and last in batches of 2, 7, 32 and as many as there are labels, beside
+neighbours of 3 tokens and of the longest length. Prints the largest change of a probability and how many
+labels turn; `--usual` adds onnxruntime's ready-made dynamic int8 of the same weights, for comparison.
+
+    VALENCE_DATA=… python load_tests/neighbours.py model_store/sentiment/1 [--texts 100] [--usual]
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+from service.classifier import Activation, activate
+from service.core import Encoding, FloatArray, TokenBatch
+from service.engines import Engine, EngineOptions, ModelShape, open_engine
+from service.engines.onnx import OnnxEngine
+from service.store import Version, open_version
+from service.tokenizer import Tokenizer
+
+SHORT = "ok"
+LONG = "It was a long evening, and nobody in the room could say afterwards what it had been about. " * 40
+BATCHES = (2, 7, 32)
+LONGEST_CALL_TOKENS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What company did to the answers: the largest |Δp|, the labels that turned, and how many runs saw it."""
+
+    largest: float
+    flips: int
+    runs: int
+
+
+def company(
+    text: Encoding, short: Encoding, long: Encoding, labels: int
+) -> Iterator[tuple[list[Encoding], int]]:
+    """Batches that hold the text, each with its place: first and last, beside short, long and both."""
+    for size in sorted({*BATCHES, max(2, labels)}):
+        others = (size - 1) * [short], (size - 1) * [long], ([short, long] * size)[: size - 1]
+        for neighbours in others:
+            longest = max(len(text), *(len(one) for one in neighbours))
+            if size * longest <= LONGEST_CALL_TOKENS:
+                yield [text, *neighbours], 0
+                yield [*neighbours, text], size - 1
+
+
+def change_by_company(
+    engine: Engine, texts: Sequence[Encoding], short: Encoding, long: Encoding, activation: Activation
+) -> Change:
+    """The change of the texts' probabilities against each alone."""
+    largest, flips, runs = 0.0, 0, 0
+    for text in texts:
+        alone = engine.run(TokenBatch.of([text]))
+        for batch, place in company(text, short, long, engine.labels):
+            together = engine.run(TokenBatch.of(batch))[place : place + 1]
+            largest = max(largest, _distance(alone, together, activation))
+            flips += int(_label(alone) != _label(together))
+            runs += 1
+    return Change(largest, flips, runs)
+
+
+def main() -> None:
+    """Prints a row for each engine and precision."""
+    parser = argparse.ArgumentParser(description="The change of an answer by its neighbours.")
+    parser.add_argument("version", type=Path, help="folder of a version")
+    parser.add_argument("--texts", type=int, default=100)
+    parser.add_argument("--usual", action="store_true", help="also onnxruntime's dynamic int8")
+    options = parser.parse_args()
+    folder = options.version.resolve()
+    version = open_version(folder.parent.parent, folder.parent.name, int(folder.name))
+    manifest = version.manifest
+    tokenizer = Tokenizer.load(
+        version.read(manifest.tokenizer), max_tokens=manifest.max_tokens, max_text_chars=32_768
+    )
+    texts = [tokenizer.encode(text) for text in _texts(options.texts)]
+    short, long = tokenizer.encode(SHORT), tokenizer.encode(LONG)
+    print("| engine | precision | largest change of a probability | labels that turn | runs |")
+    print("|---|---|---|---|---|")
+    for name, engine in _engines(version, usual=options.usual):
+        found = change_by_company(engine, texts, short, long, manifest.activation)
+        print(
+            f"| {name} | {engine.precision} | {found.largest:.1e} | {found.flips} | {found.runs:,} |",
+            flush=True,
+        )
+        engine.close()
+
+
+def _engines(version: Version, *, usual: bool) -> Iterator[tuple[str, Engine]]:
+    for file in version.manifest.models:
+        options = EngineOptions(engine=file.format, precision=file.precision, device="cpu")
+        yield file.format, open_engine(version, options)
+    if usual:
+        manifest = version.manifest
+        shape = ModelShape(len(manifest.labels), manifest.max_tokens, manifest.pad_id)
+        with tempfile.TemporaryDirectory() as work:
+            made = Path(work) / "usual.onnx"
+            quantize_dynamic(version.path / "model.onnx", made, weight_type=QuantType.QInt8, per_channel=True)
+            content = made.read_bytes()
+        yield "onnx, ready-made", OnnxEngine(content, shape=shape, precision="int8", options=EngineOptions())
+
+
+def _texts(count: int) -> list[str]:
+    path = Path(os.environ["VALENCE_DATA"]) / "sst2" / "dev.tsv"
+    lines = path.read_text(encoding="utf-8").splitlines()[1:]
+    return [line.split("\t")[0] for line in lines[:: max(1, len(lines) // count)]][:count]
+
+
+def _distance(one: FloatArray, other: FloatArray, activation: Activation) -> float:
+    chances = [activate(logits, activation, temperature=1.0) for logits in (one, other)]
+    return float(np.abs(chances[0] - chances[1]).max())
+
+
+def _label(logits: FloatArray) -> int:
+    return int(logits[0, 0] > 0) if logits.shape[1] == 1 else int(logits[0].argmax())
+
+
+if __name__ == "__main__":
+    main()
