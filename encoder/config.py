@@ -1,7 +1,7 @@
 """The shape of an encoder and its classifier. Knows nothing of torch, checkpoints or training."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Positions = Literal["learned", "sinusoidal", "none"]
 Head = Literal["bert", "distilbert", "roberta"]
@@ -49,6 +49,14 @@ class EncoderConfig:
             value, least = getattr(self, name), int(name in sizes)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}: {value!r} is no whole number from {least} up")
+        for name, choices in (("positions", get_args(Positions)), ("head", get_args(Head))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(choices)}")
+        for name in ("dropout", "attention_dropout", "head_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not from 0 to below 1")
+        if self.norm_eps <= 0:
+            raise ValueError(f"norm_eps: {self.norm_eps} is not above 0")
         if self.width % self.heads:
             raise ValueError(f"width: {self.width} cannot be shared out to {self.heads} heads")
         if self.positions == "sinusoidal" and self.width % 2:

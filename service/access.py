@@ -184,6 +184,9 @@ def open_paths(settings: Settings) -> frozenset[str]:
 
 def given_keys(scope: Scope) -> Iterator[bytes]:
     """What the client sends as his key: `Authorization: Bearer <key>`, `X-API-Key: <key>`, or both."""
+    for name in (b"authorization", b"x-api-key"):
+        if sum(key == name for key, _ in scope["headers"]) > 1:
+            return  # a proxy and its client may each have said something: neither is believed
     authorization = header_of(scope, b"authorization")
     if authorization is not None:
         scheme, _, key = authorization.partition(b" ")

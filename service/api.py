@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from service.client import ClientWatch, read_body
 from service.core import Prediction
 from service.errors import MethodNotAllowed, NotReady, ServiceError, TooManyTexts, UnsupportedMediaType
-from service.exchange import exchange_of, time_left_s
+from service.exchange import TIMEOUT_HEADER, exchange_of, header_of, time_left_s
 from service.life import Life
 from service.loading import ModelDescription
 from service.manifest import form
@@ -64,8 +64,10 @@ class Api:
         """
         check_content(request)
         most_s = self._life.settings.request_timeout_s
-        time_left_s(request.scope, most_s)  # a header that makes no sense is refused before the body is read
-        asked = read_request(await read_body(request.receive))
+        # Nonsense is refused before the body is read. For who says nothing the connection has its own bound.
+        left_s = time_left_s(request.scope, most_s)
+        said = header_of(request.scope, TIMEOUT_HEADER) is not None
+        asked = read_request(await read_body(request.receive, within_s=left_s if said else None))
         self._life.refuse_when_stopping()
         texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
         exchange = exchange_of(request.scope)

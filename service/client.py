@@ -9,26 +9,31 @@ from typing import Self
 
 from starlette.types import Receive
 
-from service.errors import ClientGone
+from service.errors import ClientGone, DeadlineExceeded
 
 WATCH_AFTER_S = 0.05
 """A request that waits longer than this is watched; most are answered sooner than a watch would pay."""
 
 
-async def read_body(receive: Receive) -> bytes:
-    """The whole body.
+async def read_body(receive: Receive, *, within_s: float | None = None) -> bytes:
+    """The whole body; it must be there within so many seconds, if any are given.
 
     Raises:
         ClientGone: the connection ended first.
+        DeadlineExceeded: the time was over first.
     """
     parts = []
     more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
+    try:
+        async with asyncio.timeout(within_s):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise DeadlineExceeded from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -4,7 +4,7 @@ Knows bytes and time; nothing of routes.
 """
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
 from uvicorn import Config
@@ -25,7 +25,7 @@ class BoundedConfig(Config):
 
     Args:
         read_timeout_s: how long one request may take to arrive, head and body, and how long its client may
-            leave an answer lying unread.
+            take nothing of an answer that waits for it.
         max_head_bytes: longest request line and headers together.
         max_connections: how many connections are served in full.
         options: uvicorn's own.
@@ -51,8 +51,12 @@ class BoundedConnection(HttpToolsProtocol):
     _unfinished = False
     _in_head = False
     _head_bytes = 0
+    _shared_bytes = 0
     _piece_bytes = 0
+    _piece_is_shared = False
     _head_too_long = False
+    _put_off: bytes | None = None
+    _unread_bytes = 0
     _write_timer: asyncio.TimerHandle | None = None
     _read_timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
@@ -81,7 +85,10 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._put_off is not None:
+            return  # what follows a request that is refused is not looked at
         self._piece_bytes = len(data)
+        self._piece_is_shared = self._unfinished
         # The keep-alive timer goes on until a request begins: empty lines alone are no sign of life.
         try:
             self.parser.feed_data(data)
@@ -93,14 +100,15 @@ class BoundedConnection(HttpToolsProtocol):
                 self._refuse(_HEAD_TOO_LONG)
                 return
             self.logger.warning("invalid HTTP request")
-            self.send_400_response("Invalid HTTP request received.")
+            if not self._waits_for_others(b"400 Bad Request"):
+                self.send_400_response("Invalid HTTP request received.")
             return
         self._bound_arrival(data)
 
     def _bound_arrival(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > self.config.max_head_bytes:
+            if self._head_bytes - self._shared_bytes > self.config.max_head_bytes:
                 self._refuse(_HEAD_TOO_LONG)
                 return
         if not self._unfinished:
@@ -113,6 +121,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._unfinished = self._in_head = True
         self._head_bytes = 0
+        # How much of a piece is of a head that begins behind another request, the parser does not say.
+        self._shared_bytes = self._piece_bytes if self._piece_is_shared else 0
+        self._piece_is_shared = True  # for what begins behind this one
         if self._crowded:
             self.scope["state"][CROWDED_KEY] = True
 
@@ -123,11 +134,13 @@ class BoundedConnection(HttpToolsProtocol):
         # A trailer, behind the chunks of a body. Nobody reads it, so it is not kept, but it is counted.
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > self.config.max_head_bytes:
-            self._refuse(_HEAD_TOO_LONG)
+            self._end_parsing()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._bound_closing()
+        if self._put_off is not None and self._answering is not None and self._answering.response_complete:
+            self._write_refusal(self._put_off)
         if self._unfinished:
             self._unset_keepalive_if_required()  # the next request has begun, and has a timer of its own
 
@@ -136,8 +149,8 @@ class BoundedConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_headers_complete(self) -> None:
-        # Counted exactly only when the pieces that it came in are too long together: they may hold more.
-        if self._head_bytes + self._piece_bytes > self.config.max_head_bytes:
+        # Counted exactly only when the pieces that it came in hold more, or are too long together and may.
+        if self._shared_bytes or self._head_bytes + self._piece_bytes > self.config.max_head_bytes:
             self._bound_head()
         self._in_head = False
         if not self._asks_to_upgrade():
@@ -153,8 +166,12 @@ class BoundedConnection(HttpToolsProtocol):
             len(name) + len(value) + _AROUND_HEADER for name, value in self.headers
         )
         if head_bytes > self.config.max_head_bytes:
-            self._head_too_long = True
-            raise ValueError("the parser passes this on as an error of its own")
+            self._end_parsing()
+        self._head_bytes, self._shared_bytes = head_bytes, 0
+
+    def _end_parsing(self) -> NoReturn:
+        self._head_too_long = True
+        raise ValueError("the parser passes this on as an error of its own")
 
     def pause_writing(self) -> None:
         """The client leaves unread what was written, and the buffer is full."""
@@ -163,7 +180,19 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _bound_reading(self) -> None:
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self.config.read_timeout_s, self.transport.abort)
+            self._unread_bytes = self.transport.get_write_buffer_size()
+            self._write_timer = self.loop.call_later(self.config.read_timeout_s, self._go_on_if_read)
+
+    def _go_on_if_read(self) -> None:
+        """Hang up on who took nothing since the last look; who is slow and steady gets all of a long answer.
+
+        Nothing is added meanwhile: the application waits, or the connection is being closed.
+        """
+        self._write_timer = None
+        if self.transport.get_write_buffer_size() < self._unread_bytes:
+            self._bound_reading()
+        else:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -176,9 +205,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._bound_reading()
 
     def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()  # the last answer is unread still, and an orderly end would wait for it
         super().timeout_keep_alive_handler()
+        self._bound_closing()  # the last answer may be unread still
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
@@ -215,6 +243,21 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(b"408 Request Timeout")
 
     def _refuse(self, status: bytes) -> None:
+        if not self._waits_for_others(status):
+            self._write_refusal(status)
+
+    def _waits_for_others(self, status: bytes) -> bool:
+        """Put a refusal off until the requests before the refused one are answered, if there are any."""
+        refused = self.cycle if self._unfinished and not self._in_head else None
+        if self._answering is None or self._answering.response_complete or self._answering is refused:
+            return False
+        self._put_off = status
+        self._stop_read_timer()
+        if refused is not None:
+            self.pipeline.popleft()  # the newest, which would be begun in its turn
+        return True
+
+    def _write_refusal(self, status: bytes) -> None:
         if self.transport.is_closing():
             return
         # Written past the application, so only where it has written nothing of this request itself.

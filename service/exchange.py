@@ -66,26 +66,26 @@ def header_of(scope: Scope, name: bytes) -> bytes | None:
     """The first header of this lower-case name."""
     for key, value in scope["headers"]:
         if key == name:
-            found: bytes = value
+            found: bytes = value.strip(b" \t")  # which are no part of it (RFC 9110, 5.5)
             return found
     return None
 
 
-def time_left_s(scope: Scope, most_s: float) -> float | None:
-    """Seconds until the caller of this request stops waiting; None when he does not say.
+def time_left_s(scope: Scope, most_s: float) -> float:
+    """Seconds until nobody waits for the answer any more, counted from the arrival of the request.
 
-    `X-Request-Timeout` counts from the arrival of the request and is capped by `most_s`.
+    `X-Request-Timeout` says how long the caller waits; `most_s` is the most, and holds when he says nothing.
 
     Raises:
         BadRequest: it is not a positive number, or stands twice.
         DeadlineExceeded: the time is over already.
     """
-    values = [value for key, value in scope["headers"] if key == TIMEOUT_HEADER]
-    if not values:
-        return None
-    if len(values) > 1 or not _SECONDS.fullmatch(values[0]) or float(values[0]) == 0:
-        raise BadRequest("X-Request-Timeout must be one positive number of seconds, such as 2.5.")
-    left_s = min(float(values[0]), most_s) - exchange_of(scope).duration_s()
+    values = [value.strip(b" \t") for key, value in scope["headers"] if key == TIMEOUT_HEADER]
+    if values:
+        if len(values) > 1 or not _SECONDS.fullmatch(values[0]) or float(values[0]) == 0:
+            raise BadRequest("X-Request-Timeout must be one positive number of seconds, such as 2.5.")
+        most_s = min(float(values[0]), most_s)
+    left_s = most_s - exchange_of(scope).duration_s()
     if left_s <= 0:
         raise DeadlineExceeded
     return left_s

@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -18,6 +18,7 @@ R = TypeVar("R")
 
 _REMEMBERED_CALLS = 64
 _ENOUGH_CALLS = 16  # fewer, the first and slowest among them, say little of what is usual
+_RECENT_S = 10.0
 
 
 LANE = "lane"
@@ -58,15 +59,28 @@ class Call(Generic[I, R]):
 
 
 class DrainRate:
-    """How fast the lanes work, measured over the last calls. Idle time does not count."""
+    """How fast the lanes work, measured over the last calls. Idle time does not count.
 
-    def __init__(self, lanes: int) -> None:
+    Args:
+        lanes: how many threads work at the same time.
+        clock: seconds; what it shows does not matter, only that it goes on.
+    """
+
+    def __init__(self, lanes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._lanes = lanes
-        self._calls: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_CALLS)
+        self._clock = clock
+        self._calls: deque[tuple[float, int, float]] = deque(maxlen=_REMEMBERED_CALLS)
+        self._usual_s = 0.0
 
     def called(self, tokens: int, run_s: float) -> None:
         """A call took `run_s` seconds of a lane and answered for `tokens` (0 when it failed)."""
-        self._calls.append((tokens, run_s))
+        now = self._clock()
+        while self._calls and self._calls[0][0] < now - _RECENT_S:
+            self._calls.popleft()
+        self._calls.append((now, tokens, run_s))
+        # A machine that stands still for a while holds one call in each lane: these say nothing of the rest.
+        usual = sorted(self._calls, key=lambda call: call[2])[: -self._lanes]
+        self._usual_s = _seconds_a_token(usual) if len(self._calls) >= _ENOUGH_CALLS else 0.0
 
     def seconds_for(self, tokens: float, *, running_s: float = 0.0) -> float:
         """How long all lanes together need for so many tokens; 0 while nothing is known.
@@ -75,13 +89,20 @@ class DrainRate:
         """
         if not self._calls:
             return 0.0
-        done = sum(tokens for tokens, _ in self._calls)
-        busy_s = sum(run_s for _, run_s in self._calls) + running_s
-        return tokens * busy_s / (max(done, 1) * self._lanes)
+        return tokens * _seconds_a_token(self._calls, running_s) / self._lanes
 
     def usual_seconds_for(self, tokens: float) -> float:
-        """The same as the calls that have ended say, once there are enough of them; 0 before."""
-        return self.seconds_for(tokens) if len(self._calls) >= _ENOUGH_CALLS else 0.0
+        """The same by the calls of the last seconds, without the slowest of each lane; 0 for too few of them.
+
+        Time alone heals it: who was slow a while ago is not judged by it.
+        """
+        if not self._calls or self._calls[-1][0] < self._clock() - _RECENT_S:
+            return 0.0
+        return tokens * self._usual_s / self._lanes
+
+
+def _seconds_a_token(calls: Collection[tuple[float, int, float]], more_s: float = 0.0) -> float:
+    return (sum(run_s for *_, run_s in calls) + more_s) / max(sum(tokens for _, tokens, _ in calls), 1)
 
 
 class Announced:

@@ -3,7 +3,10 @@
 Blocks, so it runs in a thread. Knows nothing of requests, queues or HTTP.
 """
 
+import asyncio
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +24,9 @@ from service.warmup import check_golden_texts, shapes, warm_up
 OpenEngine: TypeAlias = Callable[[Version, EngineOptions], Engine]
 
 logger = logging.getLogger(__name__)
+
+LOADING = "loading"
+"""The name of the thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,35 @@ class LoadedModel:
     tokenizer: Tokenizer
     engine: Engine
     description: ModelDescription
+
+
+async def load_in_thread(
+    settings: Settings, open_engine: OpenEngine, *, go_on: Callable[[], bool]
+) -> LoadedModel:
+    """`load` in a thread that no end of the process waits for: a model file may never come back."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[LoadedModel] = loop.create_future()
+
+    def tell(model: LoadedModel | None, error: BaseException | None) -> None:
+        if done.done():  # nobody waits any more
+            if model is not None:
+                model.engine.close()
+        elif error is not None:
+            done.set_exception(error)
+        elif model is not None:
+            done.set_result(model)
+
+    def work() -> None:
+        model, failed = None, None
+        try:
+            model = load(settings, open_engine, go_on=go_on)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the one who waits is told
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, model, failed)
+
+    threading.Thread(target=work, name=LOADING, daemon=True).start()
+    return await done
 
 
 def load(settings: Settings, open_engine: OpenEngine, *, go_on: Callable[[], bool]) -> LoadedModel:

@@ -15,7 +15,7 @@ from service.batcher import Batcher, Limits, Outcome
 from service.classifier import Classifier, Result
 from service.core import Encoding, Prediction, Timings
 from service.errors import EngineFailed, NotReady, ServiceError, StartupError, Stopping
-from service.loading import LoadedModel, ModelDescription, OpenEngine, load
+from service.loading import LoadedModel, ModelDescription, OpenEngine, load_in_thread
 from service.logs import log_event
 from service.metrics import Metrics
 from service.settings import Settings
@@ -73,8 +73,8 @@ class Predictor:
             StartupError: with the reason, for the operator. The predictor then stays unready.
         """
         try:
-            model = await asyncio.to_thread(
-                load, self._settings, self._open_engine, go_on=lambda: self._state is _State.STARTING
+            model = await load_in_thread(
+                self._settings, self._open_engine, go_on=lambda: self._state is _State.STARTING
             )
             batcher = self._make_batcher(model)
             await batcher.start()

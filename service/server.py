@@ -24,7 +24,7 @@ from service.connections import RESERVED_CONNECTIONS, BoundedConfig
 from service.errors import StartupError
 from service.lanes import LANE
 from service.life import Life
-from service.loading import OpenEngine
+from service.loading import LOADING, OpenEngine
 from service.logs import log_event
 from service.metrics import service_version
 from service.settings import Settings
@@ -57,7 +57,7 @@ def serve(settings: Settings, *, open_engine: OpenEngine = engines.open_engine) 
     server = Server(make_config(app, settings), life_of(app), url=url)
     server.run(sockets)
     log_event(logger, logging.INFO, "stopped", exit_code=server.exit_code)
-    if any(thread.name.startswith(LANE) for thread in threading.enumerate()):
+    if any(thread.name.startswith((LANE, LOADING)) for thread in threading.enumerate()):
         # The interpreter's own end would pull the engine away under the call, which aborts the process.
         logging.shutdown()
         os._exit(server.exit_code)

@@ -154,8 +154,11 @@ _NOT_OURS = {"VALENCE_DATA"}
 # With one of these the metrics client writes files that outlive the process, and starts with a trace without
 # their folder.
 _METRICS_OF_SEVERAL = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
-# What Kubernetes puts into every pod of a namespace that has a Service called "valence".
-_SERVICE_LINK = re.compile(r"VALENCE_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*)")
+# What Kubernetes puts into every pod of a namespace that has a Service called "valence" or "valence-…".
+_SERVICE_LINK = re.compile(r"VALENCE_(\w+_)?(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*)")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
+# What is written so, or near to it, was meant to close the service.
+_MEANS_KEYS = re.compile(r"^VALENCE_(API|\w*KEY)|is VALENCE_API_KEYS")
 
 
 class SettingsError(Exception):
@@ -181,7 +184,7 @@ def read_settings() -> Settings:
         raise SettingsError(
             [f"{several[0]} is set: metrics would be kept in files for several processes, and this is one"]
         )
-    mistyped = [line for line in unknown_variables() if "KEY" in line.partition(" ")[0]]
+    mistyped = [line for line in unknown_variables() if _MEANS_KEYS.search(line)]
     if mistyped:  # a warning would be too little: the service would be open to all
         raise SettingsError(mistyped)
     try:
@@ -236,6 +239,7 @@ def unknown_variables() -> list[str]:
             or own in known
             or name in _NOT_OURS
             or _SERVICE_LINK.fullmatch(name)
+            or _SERVICE_URL.match(os.environ[name])
         ):
             continue
         nearest = difflib.get_close_matches(own, sorted(known), n=1)

@@ -5,6 +5,7 @@ tokenizer.json and the model files (`service.manifest` knows what a manifest hol
 Knows nothing of engines, tokenizing or HTTP.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -172,6 +173,11 @@ def write_version(store: Path, draft: Manifest, files: Mapping[str, bytes | Path
         _sync_folder(work)
         work.rename(target)
         _sync_folder(target.parent)
+    except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:  # another writer was faster
+            raise FileExistsError(f"{target} is there already; a version is never changed") from error
+        raise
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise

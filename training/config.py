@@ -84,9 +84,7 @@ class FitConfig:
     def __post_init__(self) -> None:
         _require(bool(self.base.strip()), "base: no model is named")
         _require(self.encoder in ENCODERS, f"encoder: {self.encoder} is not {' or '.join(ENCODERS)}")
-        _require(
-            self.new is None or self.encoder == "own", "new: random weights are for the own encoder only"
-        )
+        _require(self.new is None or self.encoder == "own", "new: --from-scratch needs --encoder own")
         _require(bool(self.data), "data: no file or folder is named")
         _require(
             MIN_LEARNING_RATE <= self.learning_rate <= MAX_LEARNING_RATE,

@@ -92,6 +92,8 @@ def main(options: argparse.Namespace) -> int:
         path = export(options)
     except (StartupError, FileExistsError) as error:
         raise ConfigError(str(error)) from error
+    except KeyboardInterrupt:
+        raise ConfigError("stopped; nothing is written") from None
     print(f"{options.name} {options.version} is written: {path}")
     return 0
 

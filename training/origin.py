@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 from service.store import Metric, Source
 from training.config import ConfigError
 from training.graph import load_eager
-from training.pretrained import label_names, load_tokenizer, usable_tokens
+from training.pretrained import OFFSET_POSITIONS, label_names, load_tokenizer, usable_tokens
 
 NONE_STATED = "none stated"
 _UNNAMED = re.compile(r"LABEL_[0-9]+")
 LEAST_TOKENS = 3
+LONGEST_NAME = 200
 # A table of words is often a little larger than the vocabulary, for the sake of a round number. Cased BERT
 # has 95 % of the words of uncased BERT, and the same ids for padding and control tokens.
 LEAST_SHARE = 0.98
@@ -130,9 +131,22 @@ def _labels(folder: Path, model: PreTrainedModel, given: Sequence[str]) -> tuple
     names = tuple(given) or label_names(model.config)
     if len(names) != width:
         raise ConfigError(f"{folder}: {len(names)} labels, but the model gives {width} logits")
+    numbers = set(map(int, model.config.id2label or {}))
+    if keys := sorted(numbers ^ set(range(len(numbers)))):
+        raise ConfigError(f"{folder}: id2label does not count from 0 without a gap, see {keys[0]}")
+    if odd := [name for name in names if not _is_name(name)]:
+        raise ConfigError(
+            f"{folder}: label {names.index(odd[0])} is no name of 1 to {LONGEST_NAME} printable characters"
+        )
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{folder}: two labels have the same name")
     if unnamed := [name for name in names if _UNNAMED.fullmatch(name)]:
         raise ConfigError(f"{folder}: {unnamed[0]} is a number, not a name; give the names with --labels")
     return names
+
+
+def _is_name(name: str) -> bool:
+    return bool(name.strip()) and len(name) <= LONGEST_NAME and name.isprintable()
 
 
 def _width(model: PreTrainedModel) -> int:
@@ -160,6 +174,10 @@ def _check_tokenizer(
     if tokenizer.pad_token_id is None or tokenizer.unk_token_id is None:
         raise ConfigError(f"{folder}: the tokenizer lacks a padding or an unknown token")
     expected = model.config.pad_token_id
+    if expected is None and model.config.model_type in OFFSET_POSITIONS:
+        raise ConfigError(
+            f"{folder}: the configuration has no pad_token_id, from which positions are counted"
+        )
     if expected is not None and expected != tokenizer.pad_token_id:
         raise ConfigError(
             f"{folder}: the tokenizer pads with {tokenizer.pad_token_id}, the model with {expected}"
@@ -210,6 +228,8 @@ def _dev_of(run: dict[str, Any]) -> DevScore | None:
 def _base_of(folder: Path, run: dict[str, Any]) -> Source:
     """A hub name can be told; a folder of the training machine says nothing to anybody else."""
     base = str(run.get("config", {}).get("base", ""))
+    if run.get("config", {}).get("new") is not None:
+        return Source("none, random weights", NONE_STATED)
     if not base or base.startswith(("/", ".", "~")):
         raise ConfigError(f"{folder}: the base model has no public name; give --base-model NAME=LICENCE")
     return Source(base, NONE_STATED)

@@ -3,6 +3,7 @@
 Knows nothing of data, runs or versions. A local folder is opened without the network.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from training.config import ConfigError
-from training.own import OwnConfig, is_own, load_own
+from training.own import MODEL_TYPE, OwnConfig, is_own, load_own
 
 # These count positions from pad_id + 1, so that as many rows of their table are never used.
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet"})
@@ -29,6 +30,8 @@ def load_tokenizer(base: str) -> Any:
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(f"{base}: it has no fast tokenizer (tokenizer.json)")
     clear_limits(tokenizer)
+    # As the service does: the head reads what stands first.
+    tokenizer.padding_side = tokenizer.truncation_side = "right"
     return tokenizer
 
 
@@ -62,6 +65,7 @@ def load_base(base: str, labels: tuple[str, ...]) -> tuple[PreTrainedModel, list
     body = [key for key in fresh if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key]
     if body:
         raise ConfigError(f"{base}: it lacks {len(body)} weights of its encoder, first {body[0]}")
+    _refuse_strays(base, model, report["unexpected_keys"])
     return model, fresh
 
 
@@ -79,6 +83,7 @@ def load_classifier(folder: Path) -> PreTrainedModel:
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder}: not a classifier of transformers: {error}") from error
+    _refuse_strays(str(folder), model, report["unexpected_keys"])
     if report["missing_keys"]:
         raise ConfigError(f"{folder}: not fine-tuned, {min(report['missing_keys'])} is missing")
     if report["mismatched_keys"]:
@@ -88,6 +93,25 @@ def load_classifier(folder: Path) -> PreTrainedModel:
     return classifier
 
 
+def _refuse_strays(source: str, model: PreTrainedModel, unexpected: Iterable[str]) -> None:
+    """Raises ConfigError for weights of the encoder that the network has no place for: it is another network.
+
+    The library leaves them out in silence: more layers than the configuration says, relative positions. The
+    answer does not depend on a head of another task, a pooler that is not read, and old buffers.
+    """
+    strays = [
+        name
+        for name in unexpected
+        if (name.startswith(f"{model.base_model_prefix}.") or ".layer." in name)
+        and ".pooler." not in name
+        and not name.endswith(".position_ids")
+    ]
+    if strays:
+        raise ConfigError(
+            f"{source}: {min(strays)} has no place in the network that its configuration describes"
+        )
+
+
 def label_names(config: Any) -> tuple[str, ...]:
     """The labels of a model's configuration, in index order."""
     return tuple(config.id2label[index] for index in sorted(config.id2label))
@@ -95,6 +119,8 @@ def label_names(config: Any) -> tuple[str, ...]:
 
 def usable_tokens(config: Any) -> int | None:
     """The longest text that a model has positions for, special tokens included; None: it sets no limit."""
+    if config.model_type == MODEL_TYPE:
+        return int(config.encoder["max_tokens"])
     positions: int | None = getattr(config, "max_position_embeddings", None)
     if positions is not None and config.model_type in OFFSET_POSITIONS:
         return positions - (config.pad_token_id or 0) - 1

@@ -62,16 +62,17 @@ def fit(
     corpus = corpus_of(config)
     train, cleaning = clean_train(corpus)
     _check_labels(config, train)
-    open_run(config, corpus, out, restart=restart)
-    if (out / "metrics.json").exists():
-        finished: dict[str, Any] = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
-        return finished
     set_seed(config.seed)
     tokenizer = load_tokenizer(config.base)
     model, fresh = _open_model(config, tokenizer)
     positions = usable_tokens(model.config)
     if positions is not None and config.max_tokens > positions:
         raise ConfigError(f"max_tokens: {config.max_tokens} is more than the {positions} the base reads")
+    # Only now: a run that is refused leaves no folder that stands in the way of the next one.
+    open_run(config, corpus, out, restart=restart)
+    if (out / "metrics.json").exists():
+        finished: dict[str, Any] = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+        return finished
     trainer = build_trainer(config, out, model=model, tokenizer=tokenizer, train=train, dev=corpus.dev)
     for callback in callbacks:
         trainer.add_callback(callback)

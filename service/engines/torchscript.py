@@ -89,9 +89,9 @@ class TorchScriptEngine:
         if module is None:
             raise EngineFailed("the engine is closed")
         logits = self._forward(module, batch)
-        if logits.shape != (len(batch), self.labels):
+        if logits.dtype != torch.float32 or logits.shape != (len(batch), self.labels):
             raise EngineFailed(
-                f"the model gave an array of shape {tuple(logits.shape)} for {len(batch)} texts"
+                f"the model gave {logits.dtype} of shape {tuple(logits.shape)} for {len(batch)} texts"
             )
         result: FloatArray = logits.numpy()
         return result

@@ -296,6 +296,8 @@ def test_each_key_opens_by_either_header(client: httpx.Client, key: str) -> None
         [(b"x-api-key", b"k" * 60_000)],
         [(b"authorization", b"Bearer " + b"k" * 60_000)],
         [(b"x-api-key", b"wrong")] * 1_000,
+        [(b"x-api-key", FIRST.encode()), (b"x-api-key", b"wrong")],
+        [(b"authorization", b"Bearer " + FIRST.encode())] * 2,
     ],
     ids=lambda headers: f"{len(headers)} {str(headers[:1])[:50]}",
 )

@@ -199,6 +199,8 @@ def test_a_variable_that_is_no_setting_is_told(store: Path) -> None:
         "VALENCE_MAX_TEXT": "3",
         "VALENCE_COLOUR": "red",
         "VALENCE_SERVICE_HOST": "10.0.0.1",
+        "VALENCE_KEYS_SERVICE_HOST": "10.0.0.2",
+        "VALENCE_KEYS_PORT": "tcp://10.0.0.2:80",
         "VALENCE_SERVICE_PORT": "80",
         "VALENCE_SERVICE_PORT_HTTP": "80",
         "VALENCE_PORT_80_TCP_ADDR": "10.0.0.1",

@@ -2,12 +2,16 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from service.errors import DeadlineExceeded
+from service.exchange import Exchange, begin, time_left_s
 from tests.models import bert_tokenizer, make_version
 from tests.server import SAFETY_S, LocalServer, local_server
 from tests.service.stand_ins import Opener
@@ -79,6 +83,32 @@ def test_the_answer_comes_on_time_and_the_text_never_reaches_the_engine(
     assert answers[0].status_code == 200
     assert ask(server, "good").status_code == 200
     assert not engine.has_seen(bert_tokenizer().encode("terrible").ids)
+
+
+def test_the_answer_comes_on_time_when_the_body_does_not(server: LocalServer, opener: Opener) -> None:
+    before = len(opener.engine.calls)
+    with socket.create_connection(server.address, timeout=SAFETY_S) as connection:
+        connection.sendall(
+            b"POST /predict HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+            b'content-length: 1000\r\nx-request-timeout: 0.2\r\n\r\n{"inputs"'
+        )
+        # The bound on a slow arrival is the setting's 50 s: this answer is the header's.
+        assert connection.recv(4096).startswith(b"HTTP/1.1 504 ")
+    assert len(opener.engine.calls) == before
+
+
+@pytest.mark.parametrize(("headers", "left_s"), [([], 25.0), ([(b"x-request-timeout", b"10 ")], 5.0)])
+def test_the_time_that_the_arrival_took_counts(headers: list[tuple[bytes, bytes]], left_s: float) -> None:
+    scope: dict[str, Any] = {"headers": headers}
+    begin(scope, Exchange("id", "POST", "/predict", started_s=time.perf_counter() - 5))
+    assert left_s - 1 < time_left_s(scope, 30.0) <= left_s
+
+
+def test_who_arrived_too_late_is_told_so() -> None:
+    scope: dict[str, Any] = {"headers": []}
+    begin(scope, Exchange("id", "POST", "/predict", started_s=time.perf_counter() - 5))
+    with pytest.raises(DeadlineExceeded):
+        time_left_s(scope, 4.0)
 
 
 def test_a_time_that_is_over_at_once_runs_nothing(server: LocalServer, opener: Opener) -> None:

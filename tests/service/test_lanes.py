@@ -113,3 +113,24 @@ def test_the_estimate_counts_failed_calls_and_one_that_is_stuck_as_slow() -> Non
 
 def raise_it(error: BaseException) -> None:
     raise error
+
+
+def test_a_slow_spell_is_forgotten_with_time() -> None:
+    now_s = 0.0
+    rate = DrainRate(lanes=2, clock=lambda: now_s)
+    for _ in range(64):
+        rate.called(100, 5.0)
+    assert rate.usual_seconds_for(1000) == pytest.approx(25)
+    now_s = 11.0
+    assert rate.usual_seconds_for(1000) == 0
+    rate.called(100, 1.0)
+    assert rate.seconds_for(1000) == pytest.approx(5)
+
+
+def test_one_call_that_stood_still_in_each_lane_does_not_make_the_others_slow() -> None:
+    rate = DrainRate(lanes=2)
+    for _ in range(40):
+        rate.called(100, 0.1)
+    rate.called(100, 600.0)
+    rate.called(100, 600.0)
+    assert rate.usual_seconds_for(1000) == pytest.approx(0.5)

@@ -107,7 +107,8 @@ def test_no_key_is_in_the_settings_or_what_is_said_of_them(store: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["VALENCE_API_KEY", "VALENCE_APIKEYS", "VALENCE_KEYS", "VALENCE_API_KEY_FILE"]
+    "name",
+    ["VALENCE_API_KEY", "VALENCE_APIKEYS", "VALENCE_KEYS", "VALENCE_API_KEY_FILE", "VALENCE_API_KYES"],
 )
 def test_a_mistyped_name_of_the_keys_stops_the_start(store: Path, name: str) -> None:
     """Any other mistyped setting is a warning; this one would leave the service open."""

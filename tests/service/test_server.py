@@ -248,6 +248,14 @@ def test_a_signal_while_loading_stops_at_once(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_a_load_that_never_comes_back_does_not_hold_the_end(store: Path) -> None:
+    with starting(module=["tests.service.endless_load"], model_store=store, device="cpu") as server:
+        eventually(lambda: httpx.get(f"{server.url}/health/live").status_code == 200, "live")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert server.events("stopped")
+
+
 def test_a_signal_before_the_server_is_there_ends_with_0(store: Path) -> None:
     """While the modules load. The first process of a container is not ended at all without a handler."""
     process = subprocess.Popen(

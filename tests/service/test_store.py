@@ -286,3 +286,20 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_version(tmp_path, replace(manifest, version=2), files)
     assert [entry.name for entry in (tmp_path / "sentiment").iterdir()] == ["1"]
+
+
+def test_of_two_writers_the_slower_is_told_that_the_version_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one comes between the look and the last step."""
+    renamed = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        monkeypatch.undo()
+        make_version(tmp_path)
+        return renamed(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(FileExistsError, match="never changed"):
+        make_version(tmp_path)
+    assert [path.name for path in (tmp_path / "sentiment").iterdir()] == ["1"]

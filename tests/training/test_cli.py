@@ -76,7 +76,7 @@ def test_a_run_is_found_again_from_another_folder(
         (["--dev", "nowhere.tsv"], "nowhere.tsv: there is no such file"),
         (["--base", "./nowhere"], "./nowhere: there is no such folder"),
         (["--encoder", "own", "--layers", "2"], "--layers: the base says so"),
-        (["--from-scratch"], "new: random weights are for the own encoder only"),
+        (["--from-scratch"], "--from-scratch needs --encoder own"),
         (["--encoder", "own", "--from-scratch", "--heads", "3"], "width: 128 is no even share for 3 heads"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Backend
 
 from service.engines import EngineOptions, open_engine
@@ -203,6 +204,21 @@ def a_quantity(folder: Path) -> None:
     change_config(folder, problem_type="regression")
 
 
+def fewer_layers(folder: Path) -> None:
+    """The library would leave the weights of the other layer out, and say nothing."""
+    change_config(folder, num_hidden_layers=1)
+
+
+def relative_positions(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.encoder.layer.0.attention.self.distance_embedding.weight"] = torch.zeros(127, 16)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def labels_with_a_gap(folder: Path) -> None:
+    change_config(folder, id2label={"0": "bad", "5": "good"}, label2id={"bad": 0, "good": 5})
+
+
 def without_head(folder: Path) -> None:
     shutil.copy(folder.parent / "base" / "model.safetensors", folder / "model.safetensors")
 
@@ -221,6 +237,12 @@ def without_model(folder: Path) -> None:
         (without_special_tokens, (), "no special tokens round a text"),
         (other_padding, (), "the tokenizer pads with 0, the model with 4"),
         (a_quantity, (), "regression"),
+        (fewer_layers, (), "bert.encoder.layer.1.attention.output.LayerNorm.bias has no place"),
+        (relative_positions, (), "distance_embedding.weight has no place"),
+        (labels_with_a_gap, (), "id2label does not count from 0 without a gap, see 1"),
+        (None, ("--labels", "bad,bad"), "two labels have the same name"),
+        (None, ("--labels", "bad,go\nod"), "label 1 is no name"),
+        (None, ("--labels", "bad," + "x" * 201), "label 1 is no name"),
         (without_head, (), "classifier"),
         (without_model, (), "neither a finished run nor"),
         (None, ("--formats", "int8"), "int8 without onnx"),
@@ -246,6 +268,19 @@ def test_what_does_not_fit_is_refused_with_the_reason(
     assert export(folder, tmp_path / "store", *BASE, "--formats", "onnx", *more) == 2
     assert reason in capsys.readouterr().err
     assert versions(tmp_path / "store", "tiny") == []
+
+
+def test_an_interrupted_export_says_so_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    # What Ctrl-C does while the graph is made.
+    monkeypatch.setattr("training.export.trace", interrupted)
+    assert export(traced("bert").folder, tmp_path, *BASE, "--formats", "onnx") == 2
+    assert "stopped; nothing is written" in capsys.readouterr().err
+    assert versions(tmp_path, "tiny") == []
 
 
 def test_a_base_that_is_a_folder_must_be_named(

@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from encoder.config import EncoderConfig
+from service.store import open_version
 from tests.training.exported import open_graph, traced
 from tests.training.test_train import ProcessEndError, StopAt, assert_learned, assert_same_weights
 from tests.training.tiny import ROWS, TRAIN_ROWS, Kind, make_base, tiny_config, write_data
+from training.cli import main
 from training.config import ConfigError, FitConfig, NewEncoder, read_config, write_json
 from training.data import Example
 from training.graph import (
@@ -223,3 +225,36 @@ def test_a_kept_size_is_read_back_and_an_older_run_needs_none(tmp_path: Path) ->
     older = {name: value for name, value in config.as_dict().items() if name not in {"encoder", "new"}}
     write_json(tmp_path / "config.json", {**older, "files": []})
     assert read_config(tmp_path) == replace(config, encoder="library", new=None)
+
+
+def test_a_refused_run_leaves_nothing_in_the_way_of_the_next(tiny_base: Path, tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data")
+    with pytest.raises(ConfigError, match="65 is more than the 64"):
+        fit(tiny_config(tiny_base, data, epochs=1, max_tokens=65, encoder="own"), tmp_path / "run", threads=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_padding_stands_on_the_right_whatever_the_tokenizer_says(tiny_base: Path, tmp_path: Path) -> None:
+    """The head reads what stands first, and the service pads on the right."""
+    base = tmp_path / "base"
+    base.mkdir()
+    for path in tiny_base.iterdir():
+        (base / path.name).write_bytes(path.read_bytes())
+    config = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
+    left = {**config, "padding_side": "left", "truncation_side": "left"}
+    (base / "tokenizer_config.json").write_text(json.dumps(left), encoding="utf-8")
+    tokenizer = load_tokenizer(str(base))
+    ids = tokenizer(["good", "a good film it was"], padding=True)["input_ids"]
+    assert ids[0][0] == ids[1][0] == tokenizer.cls_token_id
+    assert ids[0][-1] == tokenizer.pad_token_id
+
+
+def test_a_version_from_random_weights_names_no_base(
+    scratch_run: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    words = ["export", str(scratch_run[0]), "--name", "new", "--version", "1", "--store", str(tmp_path)]
+    assert main([*words, "--formats", "onnx", "--threads", "1"]) == 0
+    manifest = open_version(tmp_path, "new").manifest
+    assert manifest.base_model.name == "none, random weights"
+    # No longer than the positions that were trained.
+    assert manifest.max_tokens == 32
