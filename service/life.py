@@ -93,6 +93,8 @@ class Life:
     async def _start(self) -> None:
         try:
             await self.predictor.start()
+            # Routes that read files do so in this thread: later there may be no room for another.
+            await asyncio.to_thread(time.monotonic)
         except StartupError as error:
             self._fail(str(error))
         except Exception as error:  # noqa: BLE001 - a defect must end the process, not leave it half started
