@@ -123,6 +123,7 @@ def test_r51_threads_stay_within_lanes_times_threads(case: Case, lanes: int, thr
     out = case.run_alone(
         f"""
 import threading
+import time
 
 def switches():
     found = {{}}
@@ -141,6 +142,7 @@ def lane():
     lanes_ready.wait()
     for _ in range(5):
         engine.run(batch)
+    time.sleep(0.001)  # the system switches away from who sleeps: this one has run, and is seen to
     all_ran.wait()
     counted.wait()
 
