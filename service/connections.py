@@ -17,6 +17,7 @@ RESERVED_CONNECTIONS = 64
 
 
 _AROUND_HEADER = 4  # colon, space, end of line
+_AROUND_URL = 14  # two spaces, the version and the ends of the first line and of the head
 _HEAD_TOO_LONG = b"431 Request Header Fields Too Large"
 
 
@@ -162,9 +163,8 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_message_complete()
 
     def _bound_head(self) -> None:
-        head_bytes = len(self.url) + sum(
-            len(name) + len(value) + _AROUND_HEADER for name, value in self.headers
-        )
+        head_bytes = len(self.parser.get_method()) + len(self.url) + _AROUND_URL
+        head_bytes += sum(len(name) + len(value) + _AROUND_HEADER for name, value in self.headers)
         if head_bytes > self.config.max_head_bytes:
             self._end_parsing()
         self._head_bytes, self._shared_bytes = head_bytes, 0
@@ -224,7 +224,8 @@ class BoundedConnection(HttpToolsProtocol):
         """
         if not self._asks_to_upgrade():
             return
-        head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        version = self.parser.get_http_version().encode()
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
         for name, value in self.headers:
             if name != b"upgrade":
                 head += [name, b": ", value, b"\r\n"]

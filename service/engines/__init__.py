@@ -4,10 +4,11 @@ An engine turns token ids into logits, blocking. It does not tokenise, apply sof
 and knows nothing of HTTP or settings. A module of this package is imported only when it is chosen.
 """
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,10 @@ The name is that of the format which it reads. "auto" takes the first for which 
 """
 EXTRAS = {"onnx": "valence[cpu] or valence[gpu]", "torchscript": "valence[torch]"}
 """What to install for each engine."""
+
+E_co = TypeVar("E_co", covariant=True)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,43 @@ def _first_engine(manifest: Manifest) -> str:
     )
 
 
+class Maker(Protocol[E_co]):
+    """What makes an engine from the bytes of its file, and raises StartupError with the reason."""
+
+    def __call__(
+        self, content: bytes, /, *, shape: ModelShape, precision: str, options: EngineOptions
+    ) -> E_co: ...
+
+
+def open_file(
+    version: Version, options: EngineOptions, *, format_name: str, cuda_is_there: bool, make: Maker[E_co]
+) -> E_co:
+    """An engine on the file of a format that fits the options. Device "auto" is cuda if it works, else cpu.
+
+    What is loaded is the bytes whose hash was just taken, never a path: a model file is a program.
+
+    Raises:
+        StartupError: with the file and the reason.
+    """
+    if options.device == "auto" and cuda_is_there:
+        try:
+            return _open_on(version, replace(options, device="cuda"), format_name, make)
+        except StartupError as error:
+            logger.warning("cuda is not used: %s", error)
+    on_cpu = replace(options, device="cpu") if options.device == "auto" else options
+    return _open_on(version, on_cpu, format_name, make)
+
+
+def _open_on(version: Version, options: EngineOptions, format_name: str, make: Maker[E_co]) -> E_co:
+    manifest = version.manifest
+    file = choose_model(manifest, format_name, precision=options.precision, device=options.device)
+    shape = ModelShape(len(manifest.labels), manifest.max_tokens, manifest.pad_id)
+    try:
+        return make(version.read(file), shape=shape, precision=file.precision, options=options)
+    except StartupError as error:
+        raise StartupError(f"{version.path / file.path}: {error}") from error
+
+
 def choose_model(manifest: Manifest, format_name: str, *, precision: str, device: str) -> ModelFile:
     """The file of a format to serve: in the precision asked for; "auto" is int8 on a CPU, else float32.
 
@@ -137,6 +179,7 @@ def choose_model(manifest: Manifest, format_name: str, *, precision: str, device
         if name in files:
             return files[name]
     has = ", ".join(files) or "none"
+    asked = " or ".join(wanted)
     raise StartupError(
-        f"{manifest.name} {manifest.version} has no {format_name} file in {precision}; it has {has}"
+        f"{manifest.name} {manifest.version} has no {format_name} file in {asked}; it has {has}"
     )

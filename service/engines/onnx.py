@@ -8,7 +8,6 @@ import logging
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from service.core import FloatArray, TokenBatch
-from service.engines import EngineOptions, ModelShape, choose_model, pad
+from service.engines import EngineOptions, ModelShape, open_file, pad
 from service.errors import EngineFailed, StartupError
 from service.store import Version
 
@@ -37,27 +36,14 @@ IntegerArray = NDArray[np.signedinteger[Any]]
 
 
 def open_engine(version: Version, options: EngineOptions) -> "OnnxEngine":
-    """Load the file of a verified version that fits the options. Device "auto" is cuda if it works, else cpu.
-
-    Raises:
-        StartupError: with the file and the reason.
-    """
-    if options.device == "auto" and PROVIDERS["cuda"] in onnxruntime.get_available_providers():
-        try:
-            return _open(version, replace(options, device="cuda"))
-        except StartupError as error:
-            logger.warning("cuda is not used: %s", error)
-    return _open(version, replace(options, device="cpu") if options.device == "auto" else options)
-
-
-def _open(version: Version, options: EngineOptions) -> "OnnxEngine":
-    manifest = version.manifest
-    file = choose_model(manifest, "onnx", precision=options.precision, device=options.device)
-    shape = ModelShape(len(manifest.labels), manifest.max_tokens, manifest.pad_id)
-    try:
-        return OnnxEngine(version.read(file), shape=shape, precision=file.precision, options=options)
-    except StartupError as error:
-        raise StartupError(f"{version.path / file.path}: {error}") from error
+    """Load the file of a verified version that fits the options; see `service.engines.open_file`."""
+    return open_file(
+        version,
+        options,
+        format_name="onnx",
+        cuda_is_there=PROVIDERS["cuda"] in onnxruntime.get_available_providers(),
+        make=OnnxEngine,
+    )
 
 
 class OnnxEngine:

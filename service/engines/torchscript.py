@@ -8,12 +8,11 @@ import io
 import logging
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import torch
 
 from service.core import FloatArray, TokenBatch
-from service.engines import EngineOptions, ModelShape, choose_model, pad
+from service.engines import EngineOptions, ModelShape, open_file, pad
 from service.errors import EngineFailed, StartupError
 from service.store import Version
 
@@ -23,28 +22,14 @@ logger = logging.getLogger(__name__)
 
 
 def open_engine(version: Version, options: EngineOptions) -> "TorchScriptEngine":
-    """Load the file of a verified version that fits the options. Device "auto" is cuda if it works, else cpu.
-
-    Raises:
-        StartupError: with the file and the reason.
-    """
-    if options.device == "auto" and torch.cuda.is_available():
-        try:
-            return _open(version, replace(options, device="cuda"))
-        except StartupError as error:
-            logger.warning("cuda is not used: %s", error)
-    return _open(version, replace(options, device="cpu") if options.device == "auto" else options)
-
-
-def _open(version: Version, options: EngineOptions) -> "TorchScriptEngine":
-    manifest = version.manifest
-    file = choose_model(manifest, "torchscript", precision=options.precision, device=options.device)
-    shape = ModelShape(len(manifest.labels), manifest.max_tokens, manifest.pad_id)
-    try:
-        # The file is a program: what is loaded is the bytes whose hash was just taken, never a path.
-        return TorchScriptEngine(version.read(file), shape=shape, precision=file.precision, options=options)
-    except StartupError as error:
-        raise StartupError(f"{version.path / file.path}: {error}") from error
+    """Load the file of a verified version that fits the options; see `service.engines.open_file`."""
+    return open_file(
+        version,
+        options,
+        format_name="torchscript",
+        cuda_is_there=torch.cuda.is_available(),
+        make=TorchScriptEngine,
+    )
 
 
 class TorchScriptEngine:

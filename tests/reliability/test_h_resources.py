@@ -69,7 +69,7 @@ def test_r50_mixed_lengths_and_sizes_need_no_more_than_the_warm_up(tmp_path: Pat
                 texts = [" ".join(dice.choices(words, k=length)) for length in lengths]
                 assert predict(client, texts).status_code == 200
                 peaks[half] = max(peaks[half], process.memory_info().rss)
-    assert peaks[1] < 1.15 * peaks[0]  # a kept shape would be far more; 5 % is what the allocator rounds up
+    assert peaks[1] < 1.15 * peaks[0]  # how often both lanes run a long batch at once is left to the system
     assert peaks[0] < 1.25 * ready
 
 

@@ -166,6 +166,26 @@ def test_a_write_in_place_of_the_same_size_is_seen(tmp_path: Path) -> None:
     assert Keys((), file).accept(FIRST[::-1].encode())
 
 
+def test_a_write_that_hides_its_size_and_its_time_is_seen(tmp_path: Path) -> None:
+    """An old file is told apart by the time of the change itself, which nobody can set."""
+    clock = Clock()
+    path = write(tmp_path / "keys", FIRST)
+    os.utime(path, ns=(0, 0))
+    file = KeyFile(path, clock=clock)
+    path.write_text(FIRST[::-1])
+    os.utime(path, ns=(0, 0))
+    clock.now_s += 1
+    assert accepted(file) == []
+
+
+def test_of_a_huge_file_only_the_beginning_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # holes: it takes no room
+    with pytest.raises(StartupError, match="is over"):
+        KeyFile(path)
+
+
 def test_a_secret_that_kubernetes_swaps_is_seen(tmp_path: Path) -> None:
     """keys -> ..data/keys, and ..data is a link that is replaced."""
     clock = Clock()
@@ -200,6 +220,10 @@ def test_a_file_that_cannot_be_used_later_changes_nothing_and_is_told_once(
     path.unlink()
     assert look() == ["API keys not replaced"]
     assert look() == []
+    write(path, FIRST)
+    assert look() == []
+    path.unlink()
+    assert look() == ["API keys not replaced"], "the same reason, but it went well in between"
     path.write_text("")
     assert look() == ["API keys not replaced"], "another reason"
     assert look() == []

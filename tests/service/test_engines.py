@@ -223,7 +223,7 @@ def test_a_precision_that_the_version_lacks_is_refused_with_those_it_has(case: C
 def test_another_engines_file_is_not_taken(case: Case, tmp_path: Path) -> None:
     version = case.make_version(tmp_path)
     for other in set(ENGINES) - {case.name}:
-        with pytest.raises(StartupError, match=rf"has no {other} file in auto; it has none"):
+        with pytest.raises(StartupError, match=rf"has no {other} file in int8 or float32; it has none"):
             open_engine(version, EngineOptions(engine=other, device="cpu"))
 
 

@@ -173,6 +173,34 @@ def test_a_head_over_its_limit_is_refused(store: Path, part: bytes, at_once: boo
             assert long_body.status_code == 200, "a body behind the head, in one piece with it, is none of it"
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize(("over", "status"), [(0, b"200"), (1, b"431")])
+def test_the_limit_of_a_head_is_exact(store: Path, pieces: int, over: int, status: bytes) -> None:
+    """From the method to the empty line, both included."""
+    limit = 2_000
+    start = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-big: "
+    head = start + b"x" * (limit - len(start) - 4 + over) + b"\r\n\r\n"
+    assert len(head) == limit + over
+    with (
+        local_server(model_store=store, max_head_bytes=limit) as server,
+        socket.create_connection(server.address) as connection,
+    ):
+        cut = len(head) // pieces
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(head[:cut])
+            connection.sendall(head[cut:])
+        assert received(connection).split(b" ", 2)[1] == status
+
+
+def test_an_upgrade_asked_for_in_http_1_0_is_answered_in_http_1_0(store: Path) -> None:
+    """Such a client reads until the connection ends; an idle one would be kept longer than we wait."""
+    head = b"GET /health/live HTTP/1.0\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    with local_server(model_store=store) as server, socket.create_connection(server.address) as connection:
+        connection.sendall(head)
+        assert b'{"status":"live"}' in received(connection)
+
+
 @pytest.mark.parametrize(
     ("start", "endless"),
     [

@@ -15,11 +15,16 @@ from transformers import AutoModelForSequenceClassification
 from encoder.config import EncoderConfig
 from service.store import open_version
 from tests.training.exported import open_graph, traced
-from tests.training.test_train import ProcessEndError, StopAt, assert_learned, assert_same_weights
-from tests.training.tiny import ROWS, TRAIN_ROWS, Kind, make_base, tiny_config, write_data
+from tests.training.test_train import (
+    ProcessEndError,
+    StopAt,
+    assert_decay_spares_biases_and_norms,
+    assert_learned,
+    assert_same_weights,
+)
+from tests.training.tiny import TRAIN_ROWS, Kind, make_base, tiny_config, write_data
 from training.cli import main
 from training.config import ConfigError, FitConfig, NewEncoder, read_config, write_json
-from training.data import Example
 from training.graph import (
     architecture_of,
     graph_weights,
@@ -42,7 +47,7 @@ from training.own import (
 )
 from training.parity import Vocabulary, eager_logits, grid
 from training.pretrained import load_classifier, load_tokenizer
-from training.train import build_trainer, fit
+from training.train import fit
 
 OWN_KINDS: tuple[Kind, ...] = ("bert", "distilbert", "roberta")
 SMALL = NewEncoder(layers=2, width=32, heads=2)
@@ -130,21 +135,9 @@ def test_an_interrupted_run_ends_like_one_that_was_not(tiny_base: Path, tmp_path
 
 
 def test_weight_decay_spares_biases_and_layer_norm(tiny_base: Path, tmp_path: Path) -> None:
-    config = tiny_config(tiny_base, tmp_path)
-    model = new_classifier(
-        EncoderConfig(words=80, max_tokens=32, width=32, heads=2), labels=("a", "b"), pad_id=0
-    )
-    rows = [Example(text, label) for text, label in ROWS]
-    tokenizer = load_tokenizer(config.base)
-    trainer = build_trainer(config, tmp_path, model=model, tokenizer=tokenizer, train=rows, dev=rows)
-    decay = {
-        id(parameter): group["weight_decay"]
-        for group in trainer.create_optimizer().param_groups
-        for parameter in group["params"]
-    }
-    for name, parameter in model.named_parameters():
-        spared = name.endswith("bias") or "norm" in name
-        assert decay[id(parameter)] == (0.0 if spared else 0.01), name
+    shape = EncoderConfig(words=80, max_tokens=32, width=32, heads=2)
+    model = new_classifier(shape, labels=("a", "b"), pad_id=0)
+    assert_decay_spares_biases_and_norms(model, tiny_base, tmp_path)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])

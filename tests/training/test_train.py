@@ -13,7 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForSequenceClassification, TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
 from tests.training.conftest import FinishedRun
 from tests.training.tiny import (
@@ -261,20 +267,28 @@ def test_rows_that_also_judge_do_not_train_and_are_counted(tiny_base: Path, tmp_
     }
 
 
-def test_weight_decay_spares_biases_and_layer_norm(tiny_base: Path, tmp_path: Path) -> None:
-    config = tiny_config(tiny_base, tmp_path)
-    model, _ = load_base(config.base, config.labels)
+def assert_decay_spares_biases_and_norms(model: PreTrainedModel, base: Path, out: Path) -> None:
+    config = tiny_config(base, out)
     rows = [Example(text, label) for text, label in ROWS]
     tokenizer = load_tokenizer(config.base)
-    trainer = build_trainer(config, tmp_path, model=model, tokenizer=tokenizer, train=rows, dev=rows)
+    trainer = build_trainer(config, out, model=model, tokenizer=tokenizer, train=rows, dev=rows)
     decay = {
         id(parameter): group["weight_decay"]
         for group in trainer.create_optimizer().param_groups
         for parameter in group["params"]
     }
-    for name, parameter in model.named_parameters():
-        spared = name.endswith("bias") or "LayerNorm" in name
-        assert decay[id(parameter)] == (0.0 if spared else 0.01), name
+    spared = [name for name, parameter in model.named_parameters() if decay[id(parameter)] == 0]
+    decayed = [name for name, parameter in model.named_parameters() if decay[id(parameter)] == 0.01]
+    expected = [
+        name for name, _ in model.named_parameters() if name.endswith("bias") or "norm" in name.lower()
+    ]
+    assert spared == expected
+    assert len(spared) + len(decayed) == len(decay)
+
+
+def test_weight_decay_spares_biases_and_layer_norm(tiny_base: Path, tmp_path: Path) -> None:
+    model, _ = load_base(str(tiny_base), ("negative", "positive"))
+    assert_decay_spares_biases_and_norms(model, tiny_base, tmp_path)
 
 
 def test_a_local_base_never_asks_the_network(
