@@ -18,6 +18,8 @@ from service.errors import StartupError, Stopping, TextEmpty, TextInvalid, TextT
 from service.tokenizer import INLINE_CHARS, JOB_CHARS, Tokenizer
 from tests.models import BERT_SPECIAL, ROBERTA_SPECIAL, bert_tokenizer, roberta_tokenizer
 
+UNHEARD = " ".join(f"w{number}" for number in range(INLINE_CHARS // 2))
+
 
 def load(backend: Backend, *, max_tokens: int = 64, max_text_chars: int = 32_768) -> Tokenizer:
     return Tokenizer.load(backend.to_str().encode(), max_tokens=max_tokens, max_text_chars=max_text_chars)
@@ -179,9 +181,17 @@ def tokenizer_threads() -> set[threading.Thread]:
 async def test_short_texts_are_read_at_once_and_long_ones_in_a_thread(bert: Tokenizer) -> None:
     before = tokenizer_threads()
     assert await bert.encode_all(["good film"] * 3)
+    assert await bert.encode_all(["good film " * (INLINE_CHARS // 5)])  # long, but known
     assert not tokenizer_threads() - before
-    assert await bert.encode_all(["good film " * INLINE_CHARS])
+    assert await bert.encode_all([UNHEARD])
     assert len(tokenizer_threads() - before) == 1
+
+
+async def test_a_long_text_of_unknown_words_is_read_in_a_thread(roberta: Tokenizer, bert: Tokenizer) -> None:
+    for tokenizer in (bert, roberta):
+        before = tokenizer_threads()
+        assert await tokenizer.encode_all([UNHEARD])
+        assert len(tokenizer_threads() - before) == 1
 
 
 async def test_the_loop_turns_while_a_long_text_is_read(bert: Tokenizer) -> None:
@@ -196,7 +206,7 @@ async def test_the_loop_turns_while_a_long_text_is_read(bert: Tokenizer) -> None
 
 async def test_closed_it_takes_no_long_texts_and_its_threads_end(bert: Tokenizer) -> None:
     before = tokenizer_threads()
-    await bert.encode_all(["good film " * INLINE_CHARS])
+    await bert.encode_all([UNHEARD])
     threads = tokenizer_threads() - before
     assert threads
     bert.close()
@@ -205,7 +215,7 @@ async def test_closed_it_takes_no_long_texts_and_its_threads_end(bert: Tokenizer
         await asyncio.to_thread(thread.join, 60)
         assert not thread.is_alive()
     with pytest.raises(Stopping):
-        await bert.encode_all(["good film " * INLINE_CHARS])
+        await bert.encode_all([UNHEARD.replace("w", "v")])
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"not json", b"\xff"])
