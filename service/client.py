@@ -22,18 +22,24 @@ async def read_body(receive: Receive, *, within_s: float | None = None) -> bytes
         ClientGone: the connection ended first.
         DeadlineExceeded: the time was over first.
     """
-    parts = []
-    more = True
+    if within_s is None:
+        return await _read_all(receive)
     try:
         async with asyncio.timeout(within_s):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                parts.append(message.get("body", b""))
-                more = message.get("more_body", False)
+            return await _read_all(receive)
     except TimeoutError:
         raise DeadlineExceeded from None
+
+
+async def _read_all(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

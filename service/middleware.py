@@ -6,16 +6,15 @@ the model.
 """
 
 import logging
+import os
 import re
-import secrets
 from collections.abc import Callable
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.catalogue import OTHER_ROUTE, ROUTE_STATUSES
-from service.errors import Crowded, InternalError, NotFound, ServiceError
+from service.errors import Crowded, InternalError, ServiceError
 from service.exchange import Exchange, begin, exchange_of, header_of, problem
 from service.logs import log_event
 from service.metrics import Metrics
@@ -43,18 +42,20 @@ class RequestId:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = header_of(scope, b"x-request-id")
-        request_id = (
-            given if given is not None and _SANE_ID.fullmatch(given) else secrets.token_hex(16).encode()
-        )
         path = scope["path"]
         exchange = Exchange(
-            request_id=request_id.decode(),
+            request_id="",
             method=scope["method"],
             route=path if path in ROUTE_STATUSES else OTHER_ROUTE,
             crowded=scope.get("state", {}).get(CROWDED_KEY, False),
         )
         begin(scope, exchange)
+        given = header_of(scope, b"x-request-id")
+        if given is not None and _SANE_ID.fullmatch(given):
+            exchange.request_id = given.decode()
+        else:
+            exchange.request_id = os.urandom(16).hex()
+        request_id = exchange.request_id.encode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -157,8 +158,6 @@ class Errors:
             await self._app(scope, receive, send)
         except ServiceError as error:
             answer = error
-        except HTTPException:  # the router's, which raises it for a path that is none of its routes
-            answer = NotFound()
         except Exception as error:
             exchange = exchange_of(scope)
             log_event(logger, logging.ERROR, "defect", request_id=exchange.request_id, exc_info=error)
