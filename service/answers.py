@@ -7,8 +7,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from service.errors import EngineFailed, ServiceError
 
@@ -16,8 +15,7 @@ R = TypeVar("R")
 E = TypeVar("E", bound=ServiceError)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome(Generic[R]):
+class Outcome(NamedTuple, Generic[R]):
     """The result of one item: `value`, or the `error` that only this item met.
 
     `queue_s` is the wait from arrival to the start of its (last) run, `run_s` the time of that run.
@@ -40,7 +38,6 @@ class Answer(asyncio.Future[list[Outcome[R]]], Generic[R]):
     Attributes:
         arrived_s: when it was made, on the monotonic clock.
         deadline: when it is no longer wanted, on the clock of the loop; infinity if never.
-        timer: what fires at the deadline.
     """
 
     def __init__(
@@ -49,7 +46,6 @@ class Answer(asyncio.Future[list[Outcome[R]]], Generic[R]):
         super().__init__(loop=loop)
         self.arrived_s = time.monotonic()
         self.deadline = math.inf
-        self.timer: asyncio.TimerHandle | None = None
         self._outcomes: list[Outcome[R] | None] = [None] * items
         self._missing = items
         self._leave = leave

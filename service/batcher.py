@@ -80,7 +80,8 @@ class Batcher(Generic[T, R]):
         self._open: set[Answer[R]] = set()
         self._cut_is_due = False
         self._linger: asyncio.TimerHandle | None = None
-        self._next_deadline = math.inf  # nothing that waits has an earlier one
+        self._next_deadline = math.inf  # nobody waits with an earlier one
+        self._deadline_timer: asyncio.TimerHandle | None = None
         self._started = False
         self._stopping = False
         self._dead: BaseException | None = None
@@ -198,8 +199,8 @@ class Batcher(Generic[T, R]):
         entries = [_Item(items[place], lengths[place], place, answer) for place in places]
         if deadline is not None:
             answer.deadline = deadline
-            answer.timer = loop.call_at(deadline, self._overdue, answer)
-            self._next_deadline = min(self._next_deadline, deadline)
+            if deadline < self._next_deadline:
+                self._wake_at(deadline)
         self._open.add(answer)
         with self._announced:
             self._room.add(answer, entries, lengths)
@@ -232,12 +233,31 @@ class Batcher(Generic[T, R]):
         return True
 
     def _expire(self) -> None:
-        """Drop what is past its deadline though its timer has not run yet, as when the loop lags."""
+        """Fail those who are past their deadline. Called by the timer, and before anything is decided, as the
+        timer is late when the loop lags."""
         now = asyncio.get_running_loop().time()
         if now >= self._next_deadline:
-            for answer in [answer for answer in self._room.groups() if answer.deadline <= now]:
-                self._overdue(answer)
-            self._next_deadline = min((a.deadline for a in self._room.groups()), default=math.inf)
+            for answer in [answer for answer in self._open if answer.deadline <= now]:
+                self._fail(answer, DeadlineExceeded())
+            self._wake_at(min((answer.deadline for answer in self._open), default=math.inf))
+
+    def _wake_at(self, deadline: float) -> None:
+        """One timer for all: a request that is answered in time needs none of its own."""
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        self._next_deadline = deadline
+        if deadline < math.inf:
+            loop = asyncio.get_running_loop()
+            self._deadline_timer = loop.call_at(
+                max(deadline, loop.time() + _TIMER_GRAIN_S), self._on_deadline
+            )
+
+    def _on_deadline(self) -> None:
+        self._deadline_timer = None
+        self._expire()
+        if self._deadline_timer is None:  # nobody waits any more, or it was called a little early
+            self._wake_at(self._next_deadline)
 
     def _call(self, items: Sequence[_Item[T, R]]) -> Sequence[R]:
         """What a lane calls; the only method that does not run on the loop."""
@@ -256,9 +276,6 @@ class Batcher(Generic[T, R]):
                     item.answer.give()
         self._cut()
 
-    def _overdue(self, answer: Answer[R]) -> None:
-        self._fail(answer, DeadlineExceeded())
-
     def _fail(self, answer: Answer[R], error: ServiceError) -> None:
         if not answer.done():
             self._settle(answer)
@@ -267,8 +284,8 @@ class Batcher(Generic[T, R]):
     def _settle(self, answer: Answer[R]) -> None:
         """The answer is about to be given, or nobody waits for it any more: its items leave the queue."""
         self._open.discard(answer)
-        if answer.timer is not None:
-            answer.timer.cancel()
+        if not self._open:
+            self._wake_at(math.inf)
         with self._announced:
             self._room.remove(answer)
         if self._stopping and not self._open:

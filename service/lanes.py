@@ -8,8 +8,10 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
+from operator import itemgetter
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +21,7 @@ R = TypeVar("R")
 _REMEMBERED_CALLS = 64
 _ENOUGH_CALLS = 16  # fewer, the first and slowest among them, say little of what is usual
 _RECENT_S = 10.0
-
+_RUN_S: Callable[[tuple[float, int, float]], float] = itemgetter(2)
 
 LANE = "lane"
 """How the threads are called, for who looks at a process from outside."""
@@ -69,18 +71,23 @@ class DrainRate:
     def __init__(self, lanes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._lanes = lanes
         self._clock = clock
-        self._calls: deque[tuple[float, int, float]] = deque(maxlen=_REMEMBERED_CALLS)
-        self._usual_s = 0.0
+        self._calls: deque[tuple[float, int, float]] = deque()
+        self._tokens = 0  # of all that is remembered, and what it took
+        self._run_s = 0.0
+        self._usual_s: float | None = None  # worked out when it is asked for
 
     def called(self, tokens: int, run_s: float) -> None:
         """A call took `run_s` seconds of a lane and answered for `tokens` (0 when it failed)."""
         now = self._clock()
-        while self._calls and self._calls[0][0] < now - _RECENT_S:
-            self._calls.popleft()
-        self._calls.append((now, tokens, run_s))
-        # A machine that stands still for a while holds one call in each lane: these say nothing of the rest.
-        usual = sorted(self._calls, key=lambda call: call[2])[: -self._lanes]
-        self._usual_s = _seconds_a_token(usual) if len(self._calls) >= _ENOUGH_CALLS else 0.0
+        calls = self._calls
+        while calls and (len(calls) >= _REMEMBERED_CALLS or calls[0][0] < now - _RECENT_S):
+            _, old_tokens, old_s = calls.popleft()
+            self._tokens -= old_tokens
+            self._run_s -= old_s
+        calls.append((now, tokens, run_s))
+        self._tokens += tokens
+        self._run_s += run_s
+        self._usual_s = None
 
     def seconds_for(self, tokens: float, *, running_s: float = 0.0) -> float:
         """How long all lanes together need for so many tokens; 0 while nothing is known.
@@ -89,20 +96,21 @@ class DrainRate:
         """
         if not self._calls:
             return 0.0
-        return tokens * _seconds_a_token(self._calls, running_s) / self._lanes
+        return tokens * (self._run_s + running_s) / max(self._tokens, 1) / self._lanes
 
     def usual_seconds_for(self, tokens: float) -> float:
         """The same by the calls of the last seconds, without the slowest of each lane; 0 for too few of them.
 
         Time alone heals it: who was slow a while ago is not judged by it.
         """
-        if not self._calls or self._calls[-1][0] < self._clock() - _RECENT_S:
+        if len(self._calls) < _ENOUGH_CALLS or self._calls[-1][0] < self._clock() - _RECENT_S:
             return 0.0
+        if self._usual_s is None:
+            # A machine that stands still holds one call in each lane: these say nothing of the rest.
+            slowest = nlargest(self._lanes, self._calls, key=_RUN_S)
+            run_s = self._run_s - sum(map(_RUN_S, slowest))
+            self._usual_s = run_s / max(self._tokens - sum(tokens for _, tokens, _ in slowest), 1)
         return tokens * self._usual_s / self._lanes
-
-
-def _seconds_a_token(calls: Collection[tuple[float, int, float]], more_s: float = 0.0) -> float:
-    return (sum(run_s for *_, run_s in calls) + more_s) / max(sum(tokens for _, tokens, _ in calls), 1)
 
 
 class Announced:

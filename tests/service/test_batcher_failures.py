@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -99,10 +100,35 @@ def test_p06_no_timer_outlives_its_request() -> None:
             engine.open()
             await answered
             deadlines = loop.timers[before:]
-            assert len(deadlines) == 2
+            assert len(deadlines) == 1  # for both: the earliest
             assert all(timer.cancelled() for timer in deadlines)
 
     run_on(WatchedLoop, test)
+
+
+@on_each_loop
+async def test_p06_each_of_many_is_told_at_its_own_deadline() -> None:
+    """In whatever order they come, though there is one timer for all."""
+    engine = Engine()
+    async with running(engine, limits=Limits(max_batch_items=1)) as batcher:
+        now = asyncio.get_running_loop().time()
+        told: list[float] = []
+        waiting = []
+
+        def note(after_s: float, _: object) -> None:
+            told.append(after_s)
+
+        for after_s in (0.15, 0.05, 3600.0, 0.1, 0.05):
+            one = send(batcher, f"{after_s}", deadline=now + after_s)
+            one.add_done_callback(partial(note, after_s))
+            waiting.append(one)
+        await engine.entered(1)
+        for number in (1, 4, 3, 0):
+            with pytest.raises(DeadlineExceeded):
+                await waiting[number]
+        assert told == [0.05, 0.05, 0.1, 0.15]
+        engine.open()
+        assert values(await waiting[2]) == ["3600.0!"]
 
 
 def test_p06_what_is_overdue_at_the_cut_is_not_run_though_its_timer_has_not_fired() -> None:
