@@ -70,7 +70,7 @@ class Api:
         most = self._life.settings.max_texts
         if len(texts) > most:
             raise TooManyTexts(f"The request brings {len(texts)} texts; at most {most} are taken.")
-        with ClientWatch(request.receive):
+        with ClientWatch(request.scope):
             answer = await self._life.predictor.predict(
                 texts, truncate=asked.truncate, timeout_s=time_left_s(request.scope, most_s)
             )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from service.alarm import Alarm
 from service.answers import Answer, Outcome, chained
 from service.errors import DeadlineExceeded, EngineDead, EngineFailed, QueueFull, ServiceError, Stopping
 from service.lanes import Announced, Call, Lanes
@@ -80,8 +81,7 @@ class Batcher(Generic[T, R]):
         self._open: set[Answer[R]] = set()
         self._cut_is_due = False
         self._linger: asyncio.TimerHandle | None = None
-        self._next_deadline = math.inf  # nobody waits with an earlier one
-        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._expire)  # nobody waits with an earlier deadline
         self._started = False
         self._stopping = False
         self._dead: BaseException | None = None
@@ -199,8 +199,8 @@ class Batcher(Generic[T, R]):
         entries = [_Item(items[place], lengths[place], place, answer) for place in places]
         if deadline is not None:
             answer.deadline = deadline
-            if deadline < self._next_deadline:
-                self._wake_at(deadline)
+            if deadline < self._alarm.when:
+                self._alarm.set(deadline)
         self._open.add(answer)
         with self._announced:
             self._room.add(answer, entries, lengths)
@@ -233,31 +233,12 @@ class Batcher(Generic[T, R]):
         return True
 
     def _expire(self) -> None:
-        """Fail those who are past their deadline. Called by the timer, and before anything is decided, as the
-        timer is late when the loop lags."""
+        """Fail those who are past their deadline. The alarm alone would be late when the loop lags."""
         now = asyncio.get_running_loop().time()
-        if now >= self._next_deadline:
+        if now >= self._alarm.when:
             for answer in [answer for answer in self._open if answer.deadline <= now]:
                 self._fail(answer, DeadlineExceeded())
-            self._wake_at(min((answer.deadline for answer in self._open), default=math.inf))
-
-    def _wake_at(self, deadline: float) -> None:
-        """One timer for all: a request that is answered in time needs none of its own."""
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
-            self._deadline_timer = None
-        self._next_deadline = deadline
-        if deadline < math.inf:
-            loop = asyncio.get_running_loop()
-            self._deadline_timer = loop.call_at(
-                max(deadline, loop.time() + _TIMER_GRAIN_S), self._on_deadline
-            )
-
-    def _on_deadline(self) -> None:
-        self._deadline_timer = None
-        self._expire()
-        if self._deadline_timer is None:  # nobody waits any more, or it was called a little early
-            self._wake_at(self._next_deadline)
+            self._alarm.set(min((answer.deadline for answer in self._open), default=math.inf))
 
     def _call(self, items: Sequence[_Item[T, R]]) -> Sequence[R]:
         """What a lane calls; the only method that does not run on the loop."""
@@ -285,7 +266,7 @@ class Batcher(Generic[T, R]):
         """The answer is about to be given, or nobody waits for it any more: its items leave the queue."""
         self._open.discard(answer)
         if not self._open:
-            self._wake_at(math.inf)
+            self._alarm.set(math.inf)
         with self._announced:
             self._room.remove(answer)
         if self._stopping and not self._open:

@@ -4,15 +4,16 @@ Knows the two ends of ASGI and nothing of what is sent over them.
 """
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from service.errors import ClientGone, DeadlineExceeded
 
-WATCH_AFTER_S = 0.05
-"""A request that waits longer than this is watched; most are answered sooner than a watch would pay."""
+LINE_KEY = "line"
+"""In the `state` of the scope: the connection, as `Line`."""
 
 
 async def read_body(receive: Receive, *, within_s: float | None = None) -> bytes:
@@ -43,42 +44,41 @@ async def _read_all(receive: Receive) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class ClientWatch:
-    """`with ClientWatch(receive): await work` cancels the work when the client closes the connection.
+class Line(Protocol):
+    """A connection that tells when its client is gone: `on_gone` is called then, once, if it is set."""
 
-    An endpoint is not told that its client is gone, only a pending `receive` is. The body must have been
-    read before.
+    on_gone: Callable[[], None] | None
+
+
+class ClientWatch:
+    """`with ClientWatch(scope): await work` cancels the work when the client closes the connection.
+
+    An endpoint is told by ASGI only through a pending `receive`, which takes a task of its own for each
+    request. The server's connections tell it themselves; under another server nobody is watched.
 
     Raises:
         ClientGone: in place of the cancellation.
     """
 
-    def __init__(self, receive: Receive, *, after_s: float = WATCH_AFTER_S) -> None:
-        self._receive = receive
-        self._after_s = after_s
+    def __init__(self, scope: Scope) -> None:
+        self._line: Line | None = scope["state"].get(LINE_KEY)
         self._gone = False
-        self._watch: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
-        self._work = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._start)
+        if self._line is not None:
+            self._work = asyncio.current_task()
+            self._line.on_gone = self._leave
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._timer.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._line is not None:
+            self._line.on_gone = None
         if self._gone and self._work is not None and self._work.uncancel() == 0 and error is not None:
             raise ClientGone from None
 
-    def _start(self) -> None:
-        self._watch = asyncio.create_task(self._wait_for_the_end())
-
-    async def _wait_for_the_end(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _leave(self) -> None:
         self._gone = True
         if self._work is not None:
             self._work.cancel()

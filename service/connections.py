@@ -4,12 +4,14 @@ Knows bytes and time; nothing of routes.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import httptools
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from service.client import LINE_KEY
 from service.middleware import CROWDED_KEY
 
 RESERVED_CONNECTIONS = 64
@@ -61,6 +63,7 @@ class BoundedConnection(HttpToolsProtocol):
     _write_timer: asyncio.TimerHandle | None = None
     _read_timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
+    on_gone: Callable[[], None] | None = None  # see `service.client.Line`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -83,6 +86,8 @@ class BoundedConnection(HttpToolsProtocol):
         if self._answering is not None:
             self._answering.disconnected = True
             self._answering.message_event.set()
+        if self.on_gone is not None:
+            self.on_gone()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -125,6 +130,7 @@ class BoundedConnection(HttpToolsProtocol):
         # How much of a piece is of a head that begins behind another request, the parser does not say.
         self._shared_bytes = self._piece_bytes if self._piece_is_shared else 0
         self._piece_is_shared = True  # for what begins behind this one
+        self.scope["state"][LINE_KEY] = self
         if self._crowded:
             self.scope["state"][CROWDED_KEY] = True
 

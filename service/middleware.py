@@ -6,7 +6,7 @@ the model.
 """
 
 import logging
-import os
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +54,7 @@ class RequestId:
         if given is not None and _SANE_ID.fullmatch(given):
             exchange.request_id = given.decode()
         else:
-            exchange.request_id = os.urandom(16).hex()
+            exchange.request_id = f"{random.getrandbits(128):032x}"  # to be unique; it is no secret
         request_id = exchange.request_id.encode()
 
         async def send_with_id(message: Message) -> None:

@@ -5,6 +5,7 @@ Knows nothing of routes or models; the life of the service says when it is ready
 
 import asyncio
 import errno
+import gc
 import logging
 import math
 import os
@@ -167,6 +168,9 @@ class Server(uvicorn.Server):
             self.exit_code = EXIT_FAILED
             self.should_exit = True
             return
+        # What is there now stays: the collector need not look through it again and again.
+        gc.collect()
+        gc.freeze()
         log_event(logger, logging.INFO, f"ready on {self._url}")
 
 

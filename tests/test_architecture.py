@@ -12,7 +12,19 @@ PACKAGES = ("service", "training", "encoder")
 
 # One way down: a room imports only rooms of the floors below its own.
 FLOORS: tuple[set[str], ...] = (
-    {"core", "errors", "settings", "logs", "quota", "catalogue", "manifest", "lanes", "waiting", "words"},
+    {
+        "core",
+        "errors",
+        "settings",
+        "logs",
+        "quota",
+        "catalogue",
+        "manifest",
+        "lanes",
+        "waiting",
+        "words",
+        "alarm",
+    },
     {"answers", "store", "tokenizer", "schemas", "client"},
     {"engines", "batcher", "exchange", "wire"},
     {"engines.onnx", "engines.torchscript", "metrics", "body_limit", "access"},
@@ -30,7 +42,18 @@ FLOORS: tuple[set[str], ...] = (
 FLOOR_OF = {f"service.{room}": floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # What carries texts and numbers, and must never see a request, a response or a wire type.
-INNER = {"core", "waiting", "lanes", "answers", "batcher", "tokenizer", "words", "engines", "engines.onnx"}
+INNER = {
+    "core",
+    "alarm",
+    "waiting",
+    "lanes",
+    "answers",
+    "batcher",
+    "tokenizer",
+    "words",
+    "engines",
+    "engines.onnx",
+}
 INNER |= {"engines.torchscript", "classifier", "warmup", "loading", "predictor"}
 OUTER = {"fastapi", "starlette", "uvicorn", "service.schemas", "service.exchange", "service.wire"}
 

@@ -1,12 +1,13 @@
 """The client on the line: his body in pieces, and his going away while he is worked for."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pytest
-from starlette.types import Message
+from starlette.types import Message, Scope
 
-from service.client import ClientWatch, read_body
+from service.client import LINE_KEY, ClientWatch, read_body
 from service.errors import ClientGone
 
 GONE: Message = {"type": "http.disconnect"}
@@ -45,25 +46,29 @@ async def test_a_body_that_breaks_off() -> None:
         await read_body(Line([part(b"a", more=True), GONE]).receive)
 
 
-async def test_quick_work_is_not_watched() -> None:
-    line = Line([GONE])
-    with ClientWatch(line.receive):
-        await asyncio.sleep(0)
-    with ClientWatch(line.receive, after_s=0):
-        pass
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert line.asked == 0
+@dataclass
+class Connection:
+    """A connection whose client the test takes away."""
+
+    on_gone: Callable[[], None] | None = None
+
+    @property
+    def scope(self) -> Scope:
+        return {"type": "http", "state": {LINE_KEY: self}}
+
+    def lose(self) -> None:
+        assert self.on_gone is not None
+        self.on_gone()
 
 
 async def test_work_for_a_client_that_goes_is_cancelled() -> None:
-    line = Line([part(b"", more=False)])
+    connection = Connection()
     cancelled = False
 
     async def work() -> None:
         nonlocal cancelled
-        with ClientWatch(line.receive, after_s=0):
-            asyncio.get_running_loop().call_later(0, line.put, GONE)
+        with ClientWatch(connection.scope):
+            asyncio.get_running_loop().call_soon(connection.lose)
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -73,6 +78,7 @@ async def test_work_for_a_client_that_goes_is_cancelled() -> None:
     with pytest.raises(ClientGone):
         await work()
     assert cancelled
+    assert connection.on_gone is None
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -80,28 +86,26 @@ async def test_work_for_a_client_that_goes_is_cancelled() -> None:
 
 
 async def test_a_cancellation_from_elsewhere_stays_one() -> None:
-    line = Line()
-    entered = asyncio.Event()
+    connection = Connection()
 
     async def work() -> None:
-        with ClientWatch(line.receive, after_s=0):
-            entered.set()
+        with ClientWatch(connection.scope):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(work())
-    await entered.wait()
+    await asyncio.sleep(0)
+    assert connection.on_gone is not None
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert connection.on_gone is None
 
 
 async def test_both_at_once_is_a_cancellation() -> None:
-    line = Line([GONE])
-    entered = asyncio.Event()
+    connection = Connection()
 
     async def work() -> None:
-        with ClientWatch(line.receive, after_s=0):
-            entered.set()
+        with ClientWatch(connection.scope):
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -109,26 +113,24 @@ async def test_both_at_once_is_a_cancellation() -> None:
                 raise
 
     task = asyncio.create_task(work())
-    await entered.wait()
+    await asyncio.sleep(0)
+    connection.lose()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
 async def test_an_error_of_the_work_passes_and_the_watch_ends() -> None:
-    line = Line()
-    started = asyncio.Event()
+    connection = Connection()
 
-    async def receive() -> Message:
-        started.set()
-        return await line.receive()
-
-    async def work() -> None:
-        with ClientWatch(receive, after_s=0):
-            await started.wait()
+    def work() -> None:
+        with ClientWatch(connection.scope):
             raise ValueError("it failed")
 
-    before = asyncio.all_tasks()
     with pytest.raises(ValueError, match="it failed"):
-        await work()
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == before
+        work()
+    assert connection.on_gone is None
+
+
+async def test_under_a_server_that_does_not_tell_nobody_is_watched() -> None:
+    with ClientWatch({"type": "http", "state": {}}):
+        await asyncio.sleep(0)
