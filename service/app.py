@@ -23,7 +23,7 @@ from service.errors import NotFound
 from service.life import Life
 from service.loading import OpenEngine
 from service.metrics import Metrics
-from service.middleware import AccessLog, Connections, Errors, HttpMetrics, RequestId
+from service.middleware import Connections, Errors, Exchanges
 from service.openapi import (
     OPENMETRICS,
     PREDICT_ANSWER,
@@ -115,9 +115,7 @@ def layers(life: Life, keys: Keys | None = None) -> list[Middleware]:
     """The layers round the routes, the outermost first; without keys, none asks for one."""
     ask = Middleware(Access, keys=keys, paths=open_paths(life.settings)) if keys is not None else None
     return [
-        Middleware(RequestId),
-        Middleware(AccessLog),
-        Middleware(HttpMetrics, metrics=life.metrics),
+        Middleware(Exchanges, metrics=life.metrics),
         Middleware(Connections, is_draining=life.is_draining),
         Middleware(BodyLimit, max_body_bytes=life.settings.max_body_bytes),
         Middleware(Errors),

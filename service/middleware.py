@@ -1,4 +1,4 @@
-"""The layers round the routes: request id, access log, metrics, connections, errors (and `body_limit`).
+"""The layers round the routes: exchanges, connections, errors (and `body_limit`, `access`).
 
 Each does one thing and wraps no more than it needs; their order stands in `app`. They are plain ASGI:
 Starlette's `BaseHTTPMiddleware` hides from the routes that a client went away. Knows nothing of texts or of
@@ -29,14 +29,16 @@ _QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics")
 logger = logging.getLogger(__name__)
 
 
-class RequestId:
-    """Opens the exchange, and gives every answer its `X-Request-ID`.
+class Exchanges:
+    """Opens the exchange; when it is over, counts it and writes its line in the access log.
 
-    And `nosniff`, since a layer of its own would cost more than all that it does.
+    Every answer gets its `X-Request-ID` and `nosniff` here. One layer, since three would cost more than all
+    that they do.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,89 +57,60 @@ class RequestId:
             exchange.request_id = given.decode()
         else:
             exchange.request_id = f"{random.getrandbits(128):032x}"  # to be unique; it is no secret
-        request_id = exchange.request_id.encode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                message["headers"] += [(b"x-request-id", request_id), _NOSNIFF]
+                message["headers"] += [(b"x-request-id", exchange.request_id.encode()), _NOSNIFF]
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
-
-
-class AccessLog:
-    """One line a request when it is over; probes and scrapes that went well are told at debug level."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        exchange = exchange_of(scope)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._log(exchange)
-
-    def _log(self, exchange: Exchange) -> None:
-        level = logging.INFO
-        if exchange.status in {0, 500}:
-            level = logging.ERROR
-        elif exchange.status == 200 and exchange.route in _QUIET_ROUTES:
-            level = logging.DEBUG
-        if not logger.isEnabledFor(level):
-            return
-        timings = exchange.timings
-        stages: dict[str, Any] = {}
-        if timings is not None:
-            stages = {
-                "tokenize_ms": _ms(timings.tokenize_s),
-                "queue_ms": _ms(timings.queue_s),
-                "infer_ms": _ms(timings.infer_s),
-            }
-        log_event(
-            logger,
-            level,
-            "request",
-            request_id=exchange.request_id,
-            method=exchange.method,
-            route=exchange.route,
-            status=exchange.status,
-            code=exchange.code,
-            duration_ms=_ms(exchange.duration_s()),
-            texts=exchange.texts,
-            tokens=exchange.tokens,
-            **stages,
-            version=exchange.version,
-        )
-
-
-class HttpMetrics:
-    """Counts each request, its status and its error, and keeps the number of those in flight."""
-
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        exchange = exchange_of(scope)
         self._metrics.request_started(exchange.route)
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_with_id)
         finally:
-            # No status: the server stopped the request before it was answered.
-            status = exchange.status or InternalError.status
-            self._metrics.request_finished(
-                route=exchange.route, status=status, duration_s=exchange.duration_s()
-            )
-            if exchange.code is not None:
-                self._metrics.refused(exchange.code)
+            self._count(exchange)
+            _log(exchange)
+
+    def _count(self, exchange: Exchange) -> None:
+        # No status: the server stopped the request before it was answered.
+        status = exchange.status or InternalError.status
+        self._metrics.request_finished(route=exchange.route, status=status, duration_s=exchange.duration_s())
+        if exchange.code is not None:
+            self._metrics.refused(exchange.code)
+
+
+def _log(exchange: Exchange) -> None:
+    """One line; probes and scrapes that went well are told at debug level."""
+    level = logging.INFO
+    if exchange.status in {0, 500}:
+        level = logging.ERROR
+    elif exchange.status == 200 and exchange.route in _QUIET_ROUTES:
+        level = logging.DEBUG
+    if not logger.isEnabledFor(level):
+        return
+    timings = exchange.timings
+    stages: dict[str, Any] = {}
+    if timings is not None:
+        stages = {
+            "tokenize_ms": _ms(timings.tokenize_s),
+            "queue_ms": _ms(timings.queue_s),
+            "infer_ms": _ms(timings.infer_s),
+        }
+    log_event(
+        logger,
+        level,
+        "request",
+        request_id=exchange.request_id,
+        method=exchange.method,
+        route=exchange.route,
+        status=exchange.status,
+        code=exchange.code,
+        duration_ms=_ms(exchange.duration_s()),
+        texts=exchange.texts,
+        tokens=exchange.tokens,
+        **stages,
+        version=exchange.version,
+    )
 
 
 class Errors:
@@ -202,4 +175,4 @@ def _closing(send: Send) -> Send:
 
 
 def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
+    return int(seconds * 1e6) / 1000  # `round` takes five times as long

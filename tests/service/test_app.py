@@ -6,7 +6,7 @@ from pathlib import Path
 
 from service.app import create_app, layers, life_of
 from service.body_limit import BodyLimit
-from service.middleware import AccessLog, Connections, Errors, HttpMetrics, RequestId
+from service.middleware import Connections, Errors, Exchanges
 from service.settings import Settings
 from tests.models import make_version
 from tests.server import ROOT, environment, local_server
@@ -15,7 +15,7 @@ from tests.server import ROOT, environment, local_server
 def test_the_order_of_the_layers() -> None:
     """The log and the metrics see every answer; what ends connections sees every error."""
     order: list[object] = [layer.cls for layer in layers(life_of(create_app(Settings())))]
-    assert order == [RequestId, AccessLog, HttpMetrics, Connections, BodyLimit, Errors]
+    assert order == [Exchanges, Connections, BodyLimit, Errors]
 
 
 def test_two_applications_share_nothing(tmp_path: Path) -> None:

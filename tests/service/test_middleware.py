@@ -12,16 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service import body_limit
 from service.body_limit import BodyLimit
 from service.core import Timings
-from service.errors import ClientGone, QueueFull, TextEmpty
+from service.errors import ClientGone, QueueFull, TextEmpty, Unauthorized
 from service.exchange import Exchange, begin, exchange_of
 from service.metrics import Metrics
 from service.middleware import (
     CROWDED_KEY,
-    AccessLog,
     Connections,
     Errors,
-    HttpMetrics,
-    RequestId,
+    Exchanges,
 )
 
 MARKER = "xyzzy"
@@ -102,6 +100,10 @@ async def reading(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": str(size).encode()})
 
 
+def outermost(app: ASGIApp, metrics: Metrics | None = None) -> Exchanges:
+    return Exchanges(app, metrics=metrics or Metrics())
+
+
 def begun(call: Call) -> Exchange:
     """Do what the outermost layer does, for tests of an inner one."""
     exchange = Exchange(request_id="id", method="POST", route=call.scope["path"])
@@ -109,16 +111,15 @@ def begun(call: Call) -> Exchange:
     return exchange
 
 
-@pytest.mark.parametrize("layer", [RequestId, AccessLog, Errors])
-async def test_what_is_not_http_passes(layer: Callable[[ASGIApp], ASGIApp]) -> None:
+async def test_what_is_not_http_passes() -> None:
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope["type"])
 
     layers = (
-        layer(app),
-        HttpMetrics(app, metrics=Metrics()),
+        outermost(app),
+        Errors(app),
         Connections(app, is_draining=lambda: True),
         BodyLimit(app, max_body_bytes=1),
     )
@@ -132,14 +133,14 @@ async def test_what_is_not_http_passes(layer: Callable[[ASGIApp], ASGIApp]) -> N
 
 @pytest.mark.parametrize("given", [b"a", b"Az09._-", b"x" * 64])
 async def test_a_sane_request_id_is_kept(given: bytes) -> None:
-    call = await Call(headers=[(b"x-request-id", given)]).of(RequestId(fine))
+    call = await Call(headers=[(b"x-request-id", given)]).of(outermost(fine))
     assert call.headers[b"x-request-id"] == given
     assert exchange_of(call.scope).request_id == given.decode()
 
 
 @pytest.mark.parametrize("given", [b"", b"x" * 65, b"a b", b"a\x00", b'"', b"\xe9", b"a\nb", b"a\n", b"<b>"])
 async def test_any_other_is_replaced(given: bytes) -> None:
-    call = await Call(headers=[(b"x-request-id", given)]).of(RequestId(fine))
+    call = await Call(headers=[(b"x-request-id", given)]).of(outermost(fine))
     made = call.headers[b"x-request-id"]
     assert made != given
     assert len(made) == 32
@@ -147,7 +148,7 @@ async def test_any_other_is_replaced(given: bytes) -> None:
 
 
 async def test_each_request_gets_an_id_of_its_own() -> None:
-    ids = {(await Call().of(RequestId(fine))).headers[b"x-request-id"] for _ in range(100)}
+    ids = {(await Call().of(outermost(fine))).headers[b"x-request-id"] for _ in range(100)}
     assert len(ids) == 100
 
 
@@ -161,7 +162,7 @@ async def test_each_request_gets_an_id_of_its_own() -> None:
     ],
 )
 async def test_a_path_that_is_no_route_is_other(path: str, route: str) -> None:
-    call = await Call(path).of(RequestId(fine))
+    call = await Call(path).of(outermost(fine))
     assert exchange_of(call.scope).route == route
 
 
@@ -182,10 +183,10 @@ async def test_in_flight_goes_back_whatever_happens() -> None:
         assert in_flight() == 1
         await fine(scope, receive, send)
 
-    await Call().of(RequestId(HttpMetrics(watching, metrics=metrics)))
+    await Call().of(outermost(watching, metrics))
     assert (in_flight(), counted(200)) == (0, 1)
 
-    await Call().of(RequestId(HttpMetrics(Errors(raising(ClientGone())), metrics=metrics)))
+    await Call().of(outermost(Errors(raising(ClientGone())), metrics))
     assert (in_flight(), counted(499)) == (0, 1)
 
     entered = asyncio.Event()
@@ -194,7 +195,7 @@ async def test_in_flight_goes_back_whatever_happens() -> None:
         entered.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(Call().of(RequestId(HttpMetrics(hanging, metrics=metrics))))
+    task = asyncio.create_task(Call().of(outermost(hanging, metrics)))
     await entered.wait()
     assert in_flight() == 1
     task.cancel()
@@ -205,8 +206,8 @@ async def test_in_flight_goes_back_whatever_happens() -> None:
 
 async def test_an_error_is_counted_by_its_code() -> None:
     metrics = Metrics()
-    await Call().of(RequestId(HttpMetrics(Errors(raising(QueueFull())), metrics=metrics)))
-    await Call().of(RequestId(HttpMetrics(Errors(fine), metrics=metrics)))
+    await Call().of(outermost(Errors(raising(QueueFull())), metrics))
+    await Call().of(outermost(Errors(fine), metrics))
     counted = {
         code: metrics.registry.get_sample_value("valence_refusals_total", {"reason": code})
         for code in ("queue_full", "internal_error", "not_found")
@@ -229,7 +230,7 @@ async def test_one_line_a_request(caplog: pytest.LogCaptureFixture) -> None:
         await fine(scope, receive, send)
 
     caplog.set_level(logging.INFO)
-    await Call(headers=[(b"x-request-id", b"mine")]).of(RequestId(AccessLog(app)))
+    await Call(headers=[(b"x-request-id", b"mine")]).of(outermost(app))
     [(level, fields)] = access_lines(caplog)
     assert level == logging.INFO
     assert fields.pop("duration_ms") > 0
@@ -250,8 +251,8 @@ async def test_one_line_a_request(caplog: pytest.LogCaptureFixture) -> None:
 async def test_probes_that_went_well_are_told_at_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for path in ("/health/ready", "/metrics", "/models"):
-        await Call(path).of(RequestId(AccessLog(fine)))
-    await Call("/health/ready").of(RequestId(AccessLog(Errors(raising(QueueFull())))))
+        await Call(path).of(outermost(fine))
+    await Call("/health/ready").of(outermost(Errors(raising(QueueFull()))))
     assert [(level, fields["route"]) for level, fields in access_lines(caplog)] == [
         (logging.DEBUG, "/health/ready"),
         (logging.DEBUG, "/metrics"),
@@ -262,7 +263,7 @@ async def test_probes_that_went_well_are_told_at_debug_alone(caplog: pytest.LogC
 
 async def test_the_log_never_holds_the_path_of_no_route(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    await Call("/" + MARKER).of(RequestId(AccessLog(fine)))
+    await Call("/" + MARKER).of(outermost(fine))
     assert MARKER not in str([record.__dict__ for record in caplog.records])
 
 
@@ -271,7 +272,7 @@ async def test_the_log_never_holds_the_path_of_no_route(caplog: pytest.LogCaptur
 
 async def test_a_service_error_is_a_problem() -> None:
     call = await Call(headers=[(b"x-request-id", b"mine")]).of(
-        RequestId(Errors(raising(QueueFull(retry_after_s=7))))
+        outermost(Errors(raising(QueueFull(retry_after_s=7))))
     )
     assert call.status == 503
     assert call.headers[b"content-type"] == b"application/problem+json"
@@ -287,7 +288,7 @@ async def test_a_service_error_is_a_problem() -> None:
 
 
 async def test_no_retry_after_where_waiting_does_not_help() -> None:
-    call = await Call().of(RequestId(Errors(raising(TextEmpty()))))
+    call = await Call().of(outermost(Errors(raising(TextEmpty()))))
     assert call.status == 422
     assert b"retry-after" not in call.headers
 
@@ -296,7 +297,7 @@ async def test_no_retry_after_where_waiting_does_not_help() -> None:
 async def test_a_defect_is_a_500_that_tells_nothing(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    call = await Call().of(RequestId(AccessLog(Errors(raising(error)))))
+    call = await Call().of(outermost(Errors(raising(error))))
     assert call.status == 500
     assert json.loads(call.body)["code"] == "internal_error"
     assert MARKER.encode() not in call.body
@@ -315,7 +316,7 @@ async def test_a_defect_after_the_answer_has_begun_ends_the_connection() -> None
 
     call = Call()
     with pytest.raises(ValueError, match=MARKER):
-        await call.of(RequestId(Errors(app)))
+        await call.of(outermost(Errors(app)))
     assert [message["type"] for message in call.sent] == ["http.response.start"]
 
 
@@ -324,7 +325,7 @@ async def test_a_defect_after_the_answer_has_begun_ends_the_connection() -> None
 
 async def test_answers_while_draining_end_their_connection() -> None:
     draining = False
-    app = RequestId(Connections(fine, is_draining=lambda: draining))
+    app = outermost(Connections(fine, is_draining=lambda: draining))
     assert b"connection" not in (await Call().of(app)).headers
     draining = True
     call = await Call().of(app)
@@ -332,7 +333,7 @@ async def test_answers_while_draining_end_their_connection() -> None:
 
 
 async def test_a_connection_too_many_gets_health_and_nothing_else() -> None:
-    app = RequestId(Connections(fine, is_draining=lambda: False))
+    app = outermost(Connections(fine, is_draining=lambda: False))
     for path, status in (("/health/live", 200), ("/metrics", 200), ("/predict", 503), ("/nothing", 503)):
         call = await Call(path, crowded=True).of(app)
         assert (call.status, call.headers[b"connection"]) == (status, b"close")
@@ -348,7 +349,7 @@ def piece(size: int, *, more: bool) -> Message:
 
 
 def limited(app: ASGIApp) -> ASGIApp:
-    return RequestId(BodyLimit(Errors(app), max_body_bytes=10))
+    return outermost(BodyLimit(Errors(app), max_body_bytes=10))
 
 
 async def test_a_body_within_the_limit_passes() -> None:
@@ -366,11 +367,16 @@ async def test_a_body_within_the_limit_passes() -> None:
 
 
 async def test_r19_a_declared_body_over_the_limit_is_refused_before_it_is_read() -> None:
-    def never(*_: object) -> Any:
-        raise AssertionError("the application was called")
+    async def asking(_scope: Scope, receive: Receive, _send: Send) -> None:
+        try:
+            await receive()
+        finally:
+            left.extend(call.waiting)
 
+    left: list[Message] = []
     call = Call(headers=[(b"content-length", b"11")], messages=[piece(11, more=False)])
-    await call.of(limited(never))
+    await call.of(limited(asking))
+    assert left == [piece(11, more=False)], "it was not taken from the server"
     assert call.status == 413
     assert call.headers[b"connection"] == b"close"
     assert json.loads(call.body)["detail"] == "The body is over the limit of 10 bytes."
@@ -392,15 +398,22 @@ async def test_r19_a_chunked_body_is_refused_as_soon_as_it_is_over_the_limit() -
 async def test_the_rest_of_a_refused_body_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_limit, "LINGER_S", 0.01)
     call = Call(headers=[(b"content-length", b"11")])
-    await call.of(limited(fine))
+    await call.of(limited(reading))
     assert call.status == 413
     assert call.sent[-1] == {"type": "http.response.body", "body": b""}
 
 
 async def test_a_client_that_goes_while_its_rest_is_dropped() -> None:
     call = Call(headers=[(b"content-length", b"11")], messages=[{"type": "http.disconnect"}])
-    await call.of(limited(fine))
+    await call.of(limited(reading))
     assert call.status == 413
+
+
+async def test_who_has_another_answer_gets_it_and_his_connection_ends() -> None:
+    call = Call(headers=[(b"content-length", b"11")], messages=[piece(11, more=False)])
+    await call.of(limited(raising(Unauthorized())))
+    assert (call.status, call.headers[b"connection"]) == (401, b"close")
+    assert call.waiting == [], "the rest was read, so that the client can read the answer"
 
 
 async def test_an_answer_before_the_end_of_a_chunked_body_ends_the_connection() -> None:
