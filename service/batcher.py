@@ -255,6 +255,7 @@ class Batcher(Generic[T, R]):
                 elif item.answer.add(item.place, _outcome(call, number)):
                     self._settle(item.answer)
                     item.answer.give()
+        call.items, call.error = (), None  # which an error names by its frames: a ring else
         self._cut()
 
     def _fail(self, answer: Answer[R], error: ServiceError) -> None:

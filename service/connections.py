@@ -89,6 +89,10 @@ class BoundedConnection(HttpToolsProtocol):
         if self.on_gone is not None:
             self.on_gone()
         super().connection_lost(exc)
+        # Its requests name it: a ring that only a full collection would free.
+        for scope in (self.scope, self._answering.scope if self._answering is not None else None):
+            if scope is not None:
+                scope["state"].pop(LINE_KEY, None)
 
     def data_received(self, data: bytes) -> None:
         if self._put_off is not None:
@@ -160,6 +164,8 @@ class BoundedConnection(HttpToolsProtocol):
         if self._shared_bytes or self._head_bytes + self._piece_bytes > self.config.max_head_bytes:
             self._bound_head()
         self._in_head = False
+        if self.expect_100_continue and self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # to be ignored there (RFC 9110, 10.1.1)
         if not self._asks_to_upgrade():
             super().on_headers_complete()
 

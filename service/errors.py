@@ -49,6 +49,14 @@ class ServiceError(Exception):
         self.retry_after_s = retry_after_s
         super().__init__(self.detail)
 
+    def let_go(self) -> None:
+        """Forget the way it came, and its cause, once it has been logged and answered.
+
+        The frames on that way often name the error. As a ring they would hold a whole request, its body too,
+        until a full collection.
+        """
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+
 
 class BadRequest(ServiceError):
     status = 400

@@ -7,6 +7,7 @@ call is handed in. Knows nothing of queues, requests or deadlines.
 import asyncio
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ class Call(Generic[I, R]):
                 raise ValueError(f"{len(results)} results for {len(self.items)} items")  # noqa: TRY301
             self.results = results
         except BaseException as error:  # noqa: BLE001
+            traceback.clear_frames(error.__traceback__)  # its places are kept, not the items on its way
             self.error = error
         self.ended_s = time.monotonic()
 

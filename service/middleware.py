@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.catalogue import OTHER_ROUTE, ROUTE_STATUSES
@@ -126,19 +127,20 @@ class Errors:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer: ServiceError | None = None
+        answer: Response | None = None
         try:
             await self._app(scope, receive, send)
         except ServiceError as error:
-            answer = error
+            answer = problem(error, exchange_of(scope))
+            error.let_go()
         except Exception as error:
             exchange = exchange_of(scope)
             log_event(logger, logging.ERROR, "defect", request_id=exchange.request_id, exc_info=error)
             if exchange.status:
                 raise  # the answer has begun; only the end of the connection can tell that it is not whole
-            answer = InternalError()
+            answer = problem(InternalError(), exchange)
         if answer is not None:
-            await problem(answer, exchange_of(scope))(scope, receive, send)
+            await answer(scope, receive, send)
 
 
 class Connections:

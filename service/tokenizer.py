@@ -175,6 +175,7 @@ class Tokenizer:
             try:
                 encodings.append(self.encode(text, truncate=truncate))
             except TextRefused as refusal:
+                refusal.let_go()  # it names this frame, which names the list
                 encodings.append(refusal)
         return encodings
 

@@ -212,6 +212,7 @@ class WaitingRoom(Generic[G, I]):
         self.tokens -= place.length
         if not party.waiting:
             del self._parties[party.group]
+            party.places.clear()  # each names the party: a ring that only a full collection would free
         if place.alone:
             del self._alone[place]
             return False
