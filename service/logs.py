@@ -1,32 +1,28 @@
-"""Structured logs: one event a line, as JSON or for a terminal, through the standard library's logging.
+"""Structured logs: one event a line, through the standard library's logging.
 
-Never holds a user's text: an exception is written as its type and the places it came through, without its
-message, since a message may quote what it could not handle. Knows nothing of requests or settings.
+Never holds a user's text: `log_lines` leaves it out. Knows nothing of requests or settings.
 
-The standard library is enough: the libraries below us log through it anyway, and a formatter of our own costs
-less a line than structlog's chain.
+The standard library is enough: the libraries below us log through it anyway. Our own events go past its
+records and its tree of loggers straight to the one handler that writes, and share its lock with the others.
 """
 
 import contextlib
 import fcntl
-import json
+import io
 import logging
 import os
 import select
 import stat
 import sys
-import traceback
-from datetime import UTC, datetime
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, TextIO, TypeGuard
+import time
+from collections.abc import Callable
+from typing import Literal, TextIO, TypeGuard
 
-import orjson
+from service.log_lines import Event, console_line, json_line
 
 LogFormat = Literal["auto", "console", "json"]
 
 _FIELDS = "fields"
-_FOLDERS_SHOWN = 2
 _PIPE_BYTES = 1 << 20  # seconds of a busy log, for a reader that is late
 
 
@@ -42,58 +38,12 @@ def configure(log_format: LogFormat, level: str, *, stream: TextIO | None = None
     if log_format == "auto":
         # Python has no standard error when it was closed before the start.
         log_format = "console" if stream is not None and stream.isatty() else "json"
-    handler = PipeHandler(stream) if _is_pipe(stream) else logging.StreamHandler(stream)
-    handler.setFormatter(ConsoleFormatter() if log_format == "console" else JsonFormatter())
+    handler = PipeHandler(stream, log_format) if _is_pipe(stream) else LineHandler(stream, log_format)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # What no line shows need not be found out for each: the thread, the process, the place of the call.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # Its start and stop lines say what ours say better; its warnings are wanted.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
-
-
-class PipeHandler(logging.StreamHandler[TextIO]):
-    """Writes to a pipe or a socket, and leaves a line out rather than wait for a reader that has stopped.
-
-    The loop itself writes the log: without this, a full pipe would hold every request, health and SIGTERM.
-    When it is read again, one line says how many were lost.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        with contextlib.suppress(OSError):  # a socket has another size, which is ample
-            fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._lost = 0
-        self._room = select.poll()
-        self._room.register(stream.fileno(), select.POLLOUT)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._lost and self._room.poll(0):
-            told = logging.LogRecord(__name__, logging.WARNING, "", 0, "log lines lost", None, None)
-            setattr(told, _FIELDS, {"lines": self._lost})
-            self._lost = 0
-            super().emit(told)
-        if self._room.poll(0):
-            super().emit(record)
-        else:
-            self._lost += 1
-
-    def format(self, record: logging.LogRecord) -> str:
-        """A pipe that can be written takes this many bytes without waiting; only a long trace has more."""
-        line = super().format(record)
-        error = _error_of(record)
-        if len(line) < select.PIPE_BUF or error is None:
-            return line
-        record.exc_info = None
-        setattr(record, _FIELDS, {**_fields_of(record), "error": type(error).__qualname__})
-        return super().format(record)
-
-
-def _is_pipe(stream: TextIO | None) -> TypeGuard[TextIO]:
-    try:
-        mode = os.fstat(stream.fileno()).st_mode if stream is not None else 0
-    except (OSError, ValueError):  # a stream in memory has no number
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def log_event(
@@ -104,91 +54,146 @@ def log_event(
     exc_info: BaseException | None = None,
     **fields: object,
 ) -> None:
-    """Write one event, with an exception if there is one. A field that is None is left out."""
+    """Write one event, with an exception if there is one. A field that is None is left out.
+
+    It goes straight to the handler that `configure` set. Where somebody else has set handlers, it becomes a
+    record for them, as any other.
+    """
     if not logger.isEnabledFor(level):
         return
-    # Past `Logger.log`, which looks for the place of the call: no line shows it.
-    record = logging.LogRecord(logger.name, level, "", 0, event, None, None)
-    if exc_info is not None:
-        record.exc_info = (type(exc_info), exc_info, exc_info.__traceback__)
-    setattr(record, _FIELDS, fields)
-    logger.handle(record)
+    told = Event(time.time(), level, logger.name, event, fields, exc_info)
+    handlers = logging.root.handlers
+    if len(handlers) == 1 and isinstance(handlers[0], LineHandler):
+        handlers[0].tell(told)
+    else:
+        logger.handle(_record_of(told))
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ts, level, logger, event, then the fields of the event."""
+class LineHandler(logging.Handler):
+    """Writes each event as a line of its own: a whole line in one write, and nothing left in a buffer."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, object] = {
-            "ts": datetime.fromtimestamp(record.created, UTC),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "event": record.getMessage().strip(),
-            **_fields_of(record),
-        }
-        error = _error_of(record)
-        if error is not None:
-            line["error"] = _describe(error)
-        return _json(line)
+    def __init__(self, stream: TextIO | None, log_format: Literal["console", "json"]) -> None:
+        super().__init__()
+        self._stream = stream  # kept: a stream that nobody holds closes the file below it
+        self._line_of = console_line if log_format == "console" else json_line
+        # A person's terminal has an encoding; JSON is UTF-8.
+        self._write = _through(stream) if log_format == "console" else _past_buffers(stream)
 
+    def tell(self, event: Event) -> None:
+        """Write an event that has no record. Like `handle`, it takes the lock and never raises."""
+        self.acquire()
+        try:
+            self.put(event)
+        except Exception:  # noqa: BLE001 - a log that cannot be written is no reason to fail
+            self.handleError(_record_of(event))
+        finally:
+            self.release()
 
-class ConsoleFormatter(logging.Formatter):
-    """For a person: time, level, event, then name=value; the places of an exception on lines of their own."""
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the event of a record: a library's, or one that somebody else's handlers see, too."""
+        try:
+            self.put(_event_of(record))
+        except Exception:  # noqa: BLE001
+            self.handleError(record)
 
-    def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        parts = [time, f"{record.levelname:<7}", _one_line(record.getMessage().strip())]
-        parts += [f"{name}={_one_word(value)}" for name, value in _fields_of(record).items()]
-        error = _error_of(record)
-        if error is not None:
-            parts += [f"\n    {one['type']} at {' < '.join(one['frames'])}" for one in _describe(error)]
-        return " ".join(parts)
-
-
-def _fields_of(record: logging.LogRecord) -> dict[str, object]:
-    fields: dict[str, object] = getattr(record, _FIELDS, {})
-    return {name: value for name, value in fields.items() if value is not None}
+    def put(self, event: Event) -> None:
+        """Write an event, under the lock."""
+        self._write(self._line_of(event))
 
 
-def _json(value: object) -> str:
+class PipeHandler(LineHandler):
+    """Writes to a pipe or a socket, and leaves a line out rather than wait for a reader that has stopped.
+
+    The loop itself writes the log: without this, a full pipe would hold every request, health and SIGTERM.
+    When it is read again, one line says how many were lost.
+    """
+
+    def __init__(self, stream: TextIO, log_format: Literal["console", "json"]) -> None:
+        super().__init__(stream, log_format)
+        with contextlib.suppress(OSError):  # a socket has another size, which is ample
+            fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._lost = 0
+        self._room = select.poll()
+        self._room.register(stream.fileno(), select.POLLOUT)
+
+    def put(self, event: Event) -> None:
+        """Write an event if there is room, and first, if any were lost, how many."""
+        if self._lost:
+            fields: dict[str, object] = {"lines": self._lost}
+            if self._put(Event(time.time(), logging.WARNING, __name__, "log lines lost", fields)):
+                self._lost = 0
+        if not self._put(event):
+            self._lost += 1
+
+    def _put(self, event: Event) -> bool:
+        if not self._room.poll(0):
+            return False
+        line = self._line_of(event)
+        # A pipe that can be written takes this many bytes without waiting; only a long trace has more.
+        if len(line) > select.PIPE_BUF and event.error is not None:
+            fields = {**event.fields, "error": type(event.error).__qualname__}
+            line = self._line_of(event._replace(fields=fields, error=None))
+        try:
+            self._write(line)
+        except BlockingIOError:  # another holder of the pipe has made it one that does not wait
+            return False
+        return True
+
+
+def _is_pipe(stream: TextIO | None) -> TypeGuard[TextIO]:
     try:
-        return orjson.dumps(value, default=str, option=orjson.OPT_UTC_Z).decode()
-    except (
-        TypeError
-    ):  # a lone surrogate, as in a file name that is not UTF-8: orjson refuses it, json escapes it
-        return json.dumps(value, default=str)
+        mode = os.fstat(stream.fileno()).st_mode if stream is not None else 0
+    except (OSError, ValueError):  # a stream in memory has no number
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def _one_line(text: str) -> str:
-    return text if text.isprintable() else _json(text)
+def _through(stream: TextIO | None) -> Callable[[bytes], object]:
+    """Writes a line as text, in the encoding of the stream."""
+
+    def write(line: bytes) -> None:
+        if stream is not None:
+            stream.write(line.decode())
+            stream.flush()
+
+    return write
 
 
-def _one_word(value: object) -> str:
-    text = str(value)
-    plain = text.isprintable() and text and not any(character in text for character in ' "=')
-    return text if plain else _json(text)
+def _past_buffers(stream: TextIO | None) -> Callable[[bytes], object]:
+    """Writes a line to the file below the stream, where there is one: no encoder, no buffer, no flush."""
+    buffer = getattr(stream, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)
+    if stream is None or not isinstance(raw, io.FileIO):
+        return _through(stream)
+    with contextlib.suppress(OSError):
+        stream.flush()  # what stands in its buffer was said before
+    file = raw
+
+    def write(line: bytes) -> None:
+        written = file.write(line)
+        while written != len(line):
+            if written is None:
+                raise BlockingIOError("no room for the line")
+            line = line[written:]
+            written = file.write(line)
+
+    return write
 
 
-def _error_of(record: logging.LogRecord) -> BaseException | None:
-    return record.exc_info[1] if record.exc_info else None
+def _event_of(record: logging.LogRecord) -> Event:
+    return Event(
+        record.created,
+        record.levelno,
+        record.name,
+        record.getMessage(),
+        getattr(record, _FIELDS, {}),
+        record.exc_info[1] if record.exc_info else None,
+    )
 
 
-def _describe(error: BaseException) -> list[dict[str, Any]]:
-    """The exception and what it was raised from: the type and the places of each, and no message."""
-    chain: list[dict[str, Any]] = []
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        chain.append({"type": type(current).__qualname__, "frames": _frames(current.__traceback__)})
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    return chain
-
-
-def _frames(tb: TracebackType | None) -> list[str]:
-    """The places, the innermost first."""
-    places = traceback.StackSummary.extract(traceback.walk_tb(tb), lookup_lines=False)
-    return [
-        f"{'/'.join(Path(place.filename).parts[-_FOLDERS_SHOWN:])}:{place.lineno} {place.name}"
-        for place in reversed(places)
-    ]
+def _record_of(event: Event) -> logging.LogRecord:
+    record = logging.LogRecord(event.logger, event.level, "", 0, event.text, None, None)
+    if event.error is not None:
+        record.exc_info = (type(event.error), event.error, event.error.__traceback__)
+    setattr(record, _FIELDS, event.fields)
+    return record

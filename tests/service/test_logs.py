@@ -1,15 +1,24 @@
 """One line an event, readable by a program or by a person, and never a user's text."""
 
+import contextlib
 import io
 import json
 import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from service.logs import ConsoleFormatter, JsonFormatter, LogFormat, configure, log_event
+from service.log_lines import Event, console_line, json_line
+from service.logs import LogFormat, configure, log_event
 
 MARKER = "xyzzy-secret-text"
 
@@ -112,13 +121,11 @@ def test_a_chain_that_bites_its_tail_ends(stream: io.StringIO) -> None:
 
 @pytest.mark.parametrize("value", ["two\nlines", 'a "quoted" word', "\x1b[31m", "", "a b", "\ud800", "x=1"])
 def test_one_line_whatever_a_field_holds(value: str) -> None:
-    for formatter in (JsonFormatter(), ConsoleFormatter()):
-        record = logging.LogRecord("service.test", logging.INFO, "", 0, "event", None, None)
-        record.fields = {"value": value}
-        line = formatter.format(record)
-        assert line.isprintable()
-        if isinstance(formatter, JsonFormatter):
-            assert json.loads(line)["value"] == value
+    event = Event(0.0, logging.INFO, "service.test", "event", {"value": value})
+    for line in (json_line(event).decode(), console_line(event).decode()):
+        assert line.endswith("\n")
+        assert line[:-1].isprintable()
+    assert json.loads(json_line(event))["value"] == value
 
 
 def test_console_line_is_for_a_person(stream: io.StringIO) -> None:
@@ -146,3 +153,197 @@ def test_configured_twice_writes_once(stream: io.StringIO) -> None:
     configure("json", "info", stream=stream)
     log_event(logging.getLogger("service.test"), logging.INFO, "event")
     assert len(lines(stream)) == 1
+
+
+# Where a line goes.
+
+
+def test_a_line_is_one_write_and_nothing_waits_in_a_buffer() -> None:
+    """Over a socket that keeps the bounds of each write."""
+    sending, receiving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    receiving.setblocking(False)
+    with sending, receiving, os.fdopen(sending.fileno(), "w", closefd=False, encoding="utf-8") as stream:
+        configure("json", "info", stream=stream)
+        log_event(logging.getLogger("service.test"), logging.INFO, "ours", value="é" * 300)
+        logging.getLogger("library").info("of a library")
+        for expected in ("ours", "of a library"):
+            written = receiving.recv(1 << 16)
+            assert written.endswith(b"\n")
+            assert json.loads(written)["event"] == expected
+        with pytest.raises(BlockingIOError):
+            receiving.recv(1)
+
+
+def test_threads_and_libraries_write_whole_lines(tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        for turn in range(200):
+            log_event(logging.getLogger("service.test"), logging.INFO, "ours", number=number, turn=turn)
+            logging.getLogger("library").info("theirs %d %d", number, turn)
+
+    with (tmp_path / "log").open("w", encoding="utf-8") as stream:
+        configure("json", "info", stream=stream)
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seen = [json.loads(line) for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()]
+    ours = [(line["number"], line["turn"]) for line in seen if line["event"] == "ours"]
+    assert sorted(ours) == [(number, turn) for number in range(4) for turn in range(200)]
+    assert len({line["event"] for line in seen}) == 801
+
+
+def test_a_log_goes_on_when_nobody_else_holds_its_stream(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        configure("json", "info", stream=io.TextIOWrapper(file, encoding="utf-8"))
+        log_event(logging.getLogger("service.test"), logging.INFO, "event")
+        assert json.loads((tmp_path / "log").read_text(encoding="utf-8"))["event"] == "event"
+
+
+def test_what_was_printed_before_comes_before(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w", encoding="utf-8") as stream:
+        stream.write("printed\n")
+        configure("json", "info", stream=stream)
+        log_event(logging.getLogger("service.test"), logging.INFO, "event")
+        first, second = (tmp_path / "log").read_text(encoding="utf-8").splitlines()
+    assert first == "printed"
+    assert json.loads(second)["event"] == "event"
+
+
+def test_json_is_utf_8_and_a_terminal_has_its_own_encoding(tmp_path: Path) -> None:
+    read: dict[LogFormat, bytes] = {}
+    for log_format in ("json", "console"):
+        with (tmp_path / log_format).open("w", encoding="latin-1") as stream:
+            configure(log_format, "info", stream=stream)
+            log_event(logging.getLogger("service.test"), logging.INFO, "event", value="café")
+            read[log_format] = (tmp_path / log_format).read_bytes()
+    assert json.loads(read["json"].decode())["value"] == "café"
+    assert read["console"].decode("latin-1").endswith("value=café\n")
+
+
+class Collecting(logging.Handler):
+    """Somebody else's handler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def test_handlers_of_others_get_a_record(stream: io.StringIO) -> None:
+    other = Collecting()
+    configure("json", "info", stream=stream)
+    logging.getLogger().addHandler(other)
+    error = failure()
+    log_event(logging.getLogger("service.test"), logging.ERROR, "event", exc_info=error, status=500)
+    [record] = other.records
+    assert (record.getMessage(), record.levelno, record.name) == ("event", logging.ERROR, "service.test")
+    assert record.exc_info == (type(error), error, error.__traceback__)
+    assert [line["status"] for line in lines(stream)] == [500]
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)"])
+def test_no_line_is_lost_at_the_end(tmp_path: Path, ending: str) -> None:
+    program = f"""
+import logging, os, sys
+from service.logs import configure, log_event
+configure("json", "info")
+for number in range(3):
+    log_event(logging.getLogger("service.test"), logging.INFO, "ours", number=number)
+logging.getLogger("library").warning("theirs")
+{ending}
+"""
+    with (tmp_path / "log").open("wb") as stream:
+        subprocess.run([sys.executable, "-c", program], stderr=stream, check=True)
+    seen = [json.loads(line) for line in (tmp_path / "log").read_bytes().splitlines()]
+    assert [line.get("number", line["event"]) for line in seen] == [0, 1, 2, "theirs"]
+
+
+# A pipe whose reader is late.
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, io.TextIOWrapper]]:
+    """The end to read, which does not wait, and a stream at the other end."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with os.fdopen(writing, "w", encoding="utf-8") as stream:
+        yield reading, stream
+    os.close(reading)
+
+
+def fill(stream: io.TextIOWrapper) -> None:
+    """Until nothing more goes in."""
+    os.set_blocking(stream.fileno(), False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(stream.fileno(), b"x" * 4096)
+    os.set_blocking(stream.fileno(), True)
+
+
+def drain(reading: int) -> list[dict[str, Any]]:
+    """The lines that were in the pipe; what it was filled with is left out."""
+    read = bytearray()
+    while True:
+        try:
+            read += os.read(reading, 1 << 20)
+        except BlockingIOError:
+            return [json.loads(line) for line in read.lstrip(b"x").splitlines()]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["a pipe that waits", "one that does not"])
+def test_lines_that_nobody_reads_are_left_out_and_told(
+    pipe: tuple[int, io.TextIOWrapper], waits: bool
+) -> None:
+    reading, stream = pipe
+    configure("json", "info", stream=stream)
+    fill(stream)
+    os.set_blocking(stream.fileno(), waits)
+    log_event(logging.getLogger("service.test"), logging.INFO, "ours")
+    logging.getLogger("library").info("theirs")
+    assert drain(reading) == []
+    log_event(logging.getLogger("service.test"), logging.INFO, "read again", status=200)
+    log_event(logging.getLogger("service.test"), logging.INFO, "and on")
+    lost, again, on = drain(reading)
+    assert (lost["event"], lost["level"], lost["lines"]) == ("log lines lost", "warning", 2)
+    assert (again["event"], again["status"]) == ("read again", 200)
+    assert on["event"] == "and on"
+
+
+def test_a_line_that_does_not_fit_in_a_pipe_that_does_not_wait_is_lost(
+    pipe: tuple[int, io.TextIOWrapper], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There was room when the line began, and too little for the whole of it."""
+    reading, stream = pipe
+    configure("json", "info", stream=stream)
+    fill(stream)
+    os.set_blocking(stream.fileno(), False)
+    os.read(reading, select.PIPE_BUF)
+    logging.getLogger("library").info("y" * 2 * select.PIPE_BUF)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.read(reading, 1 << 20)
+    log_event(logging.getLogger("service.test"), logging.INFO, "read again")
+    assert [(line["event"], line.get("lines")) for line in drain(reading)] == [
+        ("log lines lost", 1),
+        ("read again", None),
+    ]
+    assert capsys.readouterr().err == "", "the log's own failures are not told on a stream that waits"
+
+
+def test_a_long_trace_is_cut_to_what_a_pipe_takes_at_once(pipe: tuple[int, io.TextIOWrapper]) -> None:
+    def fall(depth: int) -> None:
+        if depth == 0:
+            raise ValueError(MARKER)
+        fall(depth - 1)
+
+    reading, stream = pipe
+    configure("json", "info", stream=stream)
+    with pytest.raises(ValueError, match=MARKER) as caught:
+        fall(200)
+    log_event(logging.getLogger("service.test"), logging.ERROR, "defect", exc_info=caught.value, status=500)
+    [line] = drain(reading)
+    assert (line["error"], line["status"]) == ("ValueError", 500)
+    assert len(json.dumps(line)) < select.PIPE_BUF

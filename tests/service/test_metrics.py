@@ -1,6 +1,7 @@
 """What is counted, how it is named, and that every series stands at 0 before anything happens."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -69,7 +70,8 @@ def test_every_series_stands_at_0_from_the_start(metrics: Metrics) -> None:
     for label in ("negative", "positive"):
         metrics.predicted(label, 0.9)
     metrics.text_read(tokens=7, truncated=True, unknown=1)
-    metrics.batch_ran(items=2, tokens=14, padded_tokens=16, duration_s=0.01)
+    metrics.batch_ran(items=2, tokens=14, padded_tokens=16, duration_s=0.01, twins=1)
+    metrics.cache_used(hits=1, misses=1, shared=1)
     metrics.loop_lag(0.001)
     after = shown(metrics)
     assert set(after) == set(before), "a series that appears late loses its first event to rate()"
@@ -140,6 +142,45 @@ def test_a_batch_counts_real_tokens_and_padding_apart(metrics: Metrics) -> None:
     assert value(metrics, "valence_lane_busy_seconds_total") == 0.75
     assert value(metrics, "valence_batch_items_sum") == 4
     assert value(metrics, "valence_batch_tokens_count") == 2
+
+
+class Interrupted(int):
+    """A number that lets a thread run in the middle of an addition, which is never one step."""
+
+    meanwhile: Callable[[], None]
+    threads: list[threading.Thread]
+
+    def __radd__(self, other: int) -> int:
+        thread = threading.Thread(target=self.meanwhile)
+        thread.start()
+        # One that has to wait for our lock is still there afterwards: the time runs out when all is well.
+        thread.join(0.05)
+        self.threads.append(thread)
+        return int(self) + other
+
+
+def test_lanes_count_at_once_and_a_scrape_sees_no_half_of_a_batch(metrics: Metrics) -> None:
+    pages: list[Series] = []
+
+    def meanwhile() -> None:
+        pages.append(shown(metrics))
+        metrics.batch_ran(items=2, tokens=20, padded_tokens=26, duration_s=0.5)
+
+    tokens = Interrupted(20)
+    tokens.meanwhile, tokens.threads = meanwhile, []
+    metrics.batch_ran(items=2, tokens=tokens, padded_tokens=26, duration_s=0.5)
+    for thread in tokens.threads:
+        thread.join()
+    pages.append(shown(metrics))
+    assert len(pages) == 3, "one in the sum of the histogram, one in the counter, one at the end"
+    assert value(metrics, "valence_batch_tokens_count") == 3
+    assert value(metrics, "valence_tokens_total", kind="real") == 60
+    assert value(metrics, "valence_tokens_total", kind="padding") == 18
+    assert value(metrics, "valence_lane_busy_seconds_total") == 1.5
+    for page in pages:
+        count = page["valence_batch_tokens_count", frozenset()]
+        assert page["valence_batch_tokens_bucket", frozenset({("le", "+Inf")})] == count
+        assert page["valence_batch_tokens_sum", frozenset()] == 20 * count
 
 
 def test_queue_and_lanes_are_looked_at_when_asked(metrics: Metrics) -> None:
