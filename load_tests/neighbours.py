@@ -101,12 +101,21 @@ def _engines(version: Version, *, usual: bool) -> Iterator[tuple[str, Engine]]:
     if usual:
         manifest = version.manifest
         shape = ModelShape(len(manifest.labels), manifest.max_tokens, manifest.pad_id)
-        with tempfile.TemporaryDirectory() as work:
-            plain, made = Path(work) / "plain.onnx", Path(work) / "usual.onnx"
-            _fold_constants(version.path / "model.onnx", plain)
-            quantize_dynamic(plain, made, weight_type=QuantType.QInt8, per_channel=True)
-            content = made.read_bytes()
+        content = ready_made_int8(version)
         yield "onnx, ready-made", OnnxEngine(content, shape=shape, precision="int8", options=EngineOptions())
+
+
+def ready_made_int8(version: Version, *, per_channel: bool = True) -> bytes:
+    """onnxruntime's dynamic int8 of the float32 graph: one scale for each batch, not for each token.
+
+    Args:
+        per_channel: whether each column of a weight has a scale of its own.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        plain, made = Path(work) / "plain.onnx", Path(work) / "usual.onnx"
+        _fold_constants(version.path / "model.onnx", plain)
+        quantize_dynamic(plain, made, weight_type=QuantType.QInt8, per_channel=per_channel)
+        return made.read_bytes()
 
 
 def _fold_constants(source: Path, target: Path) -> None:

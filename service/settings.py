@@ -31,13 +31,15 @@ class Settings(BaseSettings):
     version: int | None = Field(
         default=None, ge=1, description="Version to serve; unset takes the highest number. Set it to go back."
     )
-    engine: Literal["auto", "onnx", "torchscript"] = Field(
+    engine: Literal["auto", "onnx", "torchscript", "openvino"] = Field(
         default="auto",
-        description="Which engine runs the model; auto takes onnx when the version has a file for it.",
+        description="Which engine runs the model; auto takes onnx when the version has a file for it. "
+        "openvino reads the same file.",
     )
-    precision: Literal["auto", "float32", "int8"] = Field(
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         default="auto",
-        description="Which form of the version is served; auto takes int8 on a CPU when the version has it.",
+        description="Which form of the version is served; auto takes int8 on a CPU when the version has it. "
+        "bfloat16 is made by openvino from float32.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where the model runs. cuda refuses to start when there is none."
@@ -101,6 +103,14 @@ class Settings(BaseSettings):
         ge=0,
         le=1,
         description="How long a free lane waits for company, from the oldest arrival, in seconds.",
+    )
+
+    cache_items: int = Field(
+        default=0,
+        ge=0,
+        le=10_000_000,
+        description="Predictions that are remembered (about 0.5 kB each), so that no text is run again soon; "
+        "0: none.",
     )
 
     log_format: Literal["auto", "console", "json"] = Field(

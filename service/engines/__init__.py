@@ -5,24 +5,41 @@ and knows nothing of HTTP or settings. A module of this package is imported only
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from service.core import FloatArray, IntArray, TokenBatch
 from service.errors import StartupError
 from service.store import Manifest, ModelFile, Version
 
-ENGINES = {"onnx": "service.engines.onnx", "torchscript": "service.engines.torchscript"}
-"""The module of each engine, which has a function `open_engine` like the one below.
+ENGINES = {
+    "onnx": "service.engines.onnx",
+    "torchscript": "service.engines.torchscript",
+    "openvino": "service.engines.openvino",
+}
+"""The module of each engine, which has a function `open_engine` like the one below."""
+FORMATS = {"onnx": "onnx", "torchscript": "torchscript", "openvino": "onnx"}
+"""The format of the files that each engine reads.
 
-The name is that of the format which it reads. "auto" takes the first for which the version has a file.
+"auto" takes the first engine that is named as a format of which the version has a file.
 """
-EXTRAS = {"onnx": "valence[cpu] or valence[gpu]", "torchscript": "valence[torch]"}
+EXTRAS = {
+    "onnx": "valence[cpu] or valence[gpu]",
+    "torchscript": "valence[torch]",
+    "openvino": "valence[openvino]",
+}
 """What to install for each engine."""
+
+NEEDED_INPUTS = {"input_ids", "attention_mask"}
+KNOWN_INPUTS = {*NEEDED_INPUTS, "token_type_ids"}
+
+IntegerArray: TypeAlias = NDArray[np.signedinteger[Any]]
+Integers: TypeAlias = type[np.signedinteger[Any]]
 
 E_co = TypeVar("E_co", covariant=True)
 
@@ -88,17 +105,52 @@ class Engine(Protocol):
         ...
 
 
-def pad(batch: TokenBatch, pad_id: int) -> tuple[IntArray, IntArray]:
+def pad(batch: TokenBatch, pad_id: int, length: int | None = None) -> tuple[IntArray, IntArray]:
     """The right-padded rectangle of a batch.
 
+    Args:
+        length: of the rows, at least the longest text's; that one when None.
+
     Returns:
-        ids int64[n, longest], filled with `pad_id`, and mask int64[n, longest], 1 where a token is real.
+        ids int64[n, length], filled with `pad_id`, and mask int64[n, length], 1 where a token is real.
     """
-    longest = int(batch.lengths.max())
-    real = np.arange(longest)[None, :] < batch.lengths[:, None]
+    real = np.arange(length or int(batch.lengths.max()))[None, :] < batch.lengths[:, None]
     ids = np.full(real.shape, pad_id, dtype=np.int64)
     ids[real] = batch.ids
     return ids, real.astype(np.int64)
+
+
+def check_inputs(declared: Mapping[str, Integers | None]) -> dict[str, Integers]:
+    """The inputs of an ONNX graph, each with its integers, when the service can give them all.
+
+    Args:
+        declared: what the graph says; None for what is no integer that the service gives.
+
+    Raises:
+        StartupError: an input that the service does not know, lacks, or cannot give in that type.
+    """
+    if unknown := set(declared) - KNOWN_INPUTS:
+        raise StartupError(
+            f"the graph wants inputs that the service does not give: {', '.join(sorted(unknown))}"
+        )
+    if missing := NEEDED_INPUTS - set(declared):
+        raise StartupError(f"the graph does not take {', '.join(sorted(missing))}")
+    kinds = {name: kind for name, kind in declared.items() if kind is not None}
+    if odd := set(declared) - set(kinds):
+        raise StartupError(f"the inputs of the graph are not integers: {', '.join(sorted(odd))}")
+    return kinds
+
+
+def feed(
+    batch: TokenBatch, pad_id: int, *, inputs: Mapping[str, Integers], length: int | None = None
+) -> dict[str, IntegerArray]:
+    """The padded inputs that an ONNX graph declares, each in the integers that it wants."""
+    ids, mask = pad(batch, pad_id, length)
+    by_name = {"input_ids": ids, "attention_mask": mask}
+    return {
+        name: by_name[name].astype(kind, copy=False) if name in by_name else np.zeros(ids.shape, dtype=kind)
+        for name, kind in inputs.items()
+    }
 
 
 def open_engine(version: Version, options: EngineOptions) -> Engine:
@@ -112,19 +164,19 @@ def open_engine(version: Version, options: EngineOptions) -> Engine:
         raise StartupError(f"there is no engine {name}; there are {', '.join(ENGINES)}")
     try:
         opener: Callable[[Version, EngineOptions], Engine] = import_module(ENGINES[name]).open_engine
+        return opener(version, options)
     except ModuleNotFoundError as error:
         raise StartupError(f"engine {name} needs {error.name}: install {EXTRAS[name]}") from error
-    return opener(version, options)
 
 
 def _first_engine(manifest: Manifest) -> str:
     formats = [model.format for model in manifest.models]
     for name in ENGINES:
-        if name in formats:
+        if name == FORMATS[name] and name in formats:
             return name
     raise StartupError(
         f"{manifest.name} {manifest.version} has files for {', '.join(formats)}; "
-        f"there are the engines {', '.join(ENGINES)}"
+        f"the engines read {', '.join(sorted(set(FORMATS.values())))}"
     )
 
 

@@ -13,17 +13,14 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
 
 from service.core import FloatArray, TokenBatch
-from service.engines import EngineOptions, ModelShape, open_file, pad
+from service.engines import EngineOptions, Integers, ModelShape, check_inputs, feed, open_file
 from service.errors import EngineFailed, StartupError
 from service.store import Version
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-INTEGERS: dict[str, type[np.signedinteger[Any]]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-NEEDED_INPUTS = {"input_ids", "attention_mask"}
-KNOWN_INPUTS = {*NEEDED_INPUTS, "token_type_ids"}
+INTEGERS: dict[str, Integers] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 # onnxruntime's CPU kernels for these fused nodes are slower than the plain nodes they replace. Measured, one
 # thread: SkipLayerNormalization of [200, 384] 474 µs against 100, BiasGelu of [200, 1536] 395 against 302.
@@ -31,8 +28,6 @@ SLOW_FUSIONS = ["SkipLayerNormFusion", "BiasGeluFusion"]
 INT8_INSTRUCTIONS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 logger = logging.getLogger(__name__)
-
-IntegerArray = NDArray[np.signedinteger[Any]]
 
 
 def open_engine(version: Version, options: EngineOptions) -> "OnnxEngine":
@@ -78,7 +73,7 @@ class OnnxEngine:
         run = self._run
         if run is None:
             raise EngineFailed("the engine is closed")
-        logits = run(None, self._feed(batch))[0]
+        logits = run(None, feed(batch, self._pad_id, inputs=self._inputs))[0]
         if logits.shape != (len(batch), self.labels):
             raise EngineFailed(f"the model gave an array of shape {logits.shape} for {len(batch)} texts")
         return logits
@@ -86,17 +81,6 @@ class OnnxEngine:
     def close(self) -> None:
         """Let the session go; calls that run finish with it. Safe to call twice."""
         self._run = None
-
-    def _feed(self, batch: TokenBatch) -> dict[str, IntegerArray]:
-        """The inputs that the graph declares, each in the integers that it wants."""
-        ids, mask = pad(batch, self._pad_id)
-        by_name = {"input_ids": ids, "attention_mask": mask}
-        return {
-            name: by_name[name].astype(kind, copy=False)
-            if name in by_name
-            else np.zeros(ids.shape, dtype=kind)
-            for name, kind in self._inputs.items()
-        }
 
 
 def _check_device(device: str) -> None:
@@ -138,17 +122,8 @@ def _open_session(model: bytes, device: str, options: EngineOptions) -> Any:
     return session
 
 
-def _read_inputs(session: Any) -> dict[str, type[np.signedinteger[Any]]]:
-    declared = {node.name: node.type for node in session.get_inputs()}
-    if unknown := set(declared) - KNOWN_INPUTS:
-        raise StartupError(
-            f"the graph wants inputs that the service does not give: {', '.join(sorted(unknown))}"
-        )
-    if missing := NEEDED_INPUTS - set(declared):
-        raise StartupError(f"the graph does not take {', '.join(sorted(missing))}")
-    if odd := set(declared.values()) - set(INTEGERS):
-        raise StartupError(f"the inputs of the graph are not integers: {', '.join(sorted(odd))}")
-    return {name: INTEGERS[kind] for name, kind in declared.items()}
+def _read_inputs(session: Any) -> dict[str, Integers]:
+    return check_inputs({node.name: INTEGERS.get(node.type) for node in session.get_inputs()})
 
 
 def _check_output(session: Any, labels: int) -> None:

@@ -21,32 +21,47 @@ SHAPE = ModelShape(labels=2, max_tokens=64, pad_id=0)
 ON_CPU = EngineOptions(device="cpu")
 
 
+def no_sleepers(_lanes: int, _threads: int) -> int:
+    """None but those that work."""
+    return 0
+
+
 @dataclass(frozen=True)
 class Case:
     """An engine.
 
     Attributes:
-        name: the engine and its format.
+        name: the engine.
+        format: that of its files.
         kind: its class, in its module.
         maker: what makes the file of some weights, by its module and its name there.
         file: the name of that file in a version.
         version: arguments of `make_version` for a version that has this file alone.
         library: what it imports when it is chosen.
         no_model: what it says of bytes that are no model.
+        no_int8: what it says when it is asked for int8 and has float32.
         unknown_id: what it raises for a token that is not in the vocabulary.
-        sleepers: whether the library starts one more pool, of threads - 1, that such a model never uses
-            (torch: the pool of XNNPACK, which `set_num_threads` makes).
+        sleepers: how many threads the library starts beside those that compute, for lanes and threads.
+        hands_over: whether a call may wait for a thread of the library that computes in its place.
     """
 
     name: str
+    format: str
     kind: str
     maker: Callable[..., bytes]
     file: str
     library: str
     no_model: str
+    no_int8: str
     unknown_id: str
-    sleepers: bool = False
+    sleepers: Callable[[int, int], int] = no_sleepers
+    hands_over: bool = False
     version: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> EngineOptions:
+        """This engine in float32 on the CPU."""
+        return replace(ON_CPU, engine=self.name, precision="float32")
 
     @property
     def module(self) -> Any:
@@ -85,23 +100,42 @@ def engine_of(lanes, threads):
 CASES = (
     Case(
         "onnx",
+        "onnx",
         "OnnxEngine",
         make_onnx,
         "model.onnx",
         library="onnxruntime",
         no_model="onnxruntime cannot load the model",
+        no_int8="no onnx file in int8; it has float32",
         unknown_id="out of data bounds",
     ),
     Case(
+        "torchscript",
         "torchscript",
         "TorchScriptEngine",
         make_script,
         "model.torchscript",
         library="torch",
         no_model="torch cannot load the model",
+        no_int8="no torchscript file in int8; it has float32",
         unknown_id="index out of range",
-        sleepers=True,
+        # The pool of XNNPACK, which `set_num_threads` makes.
+        sleepers=lambda _lanes, threads: threads - 1,
         version={"precisions": (), "script": make_script},
+    ),
+    Case(
+        "openvino",
+        "onnx",
+        "OpenVinoEngine",
+        make_onnx,
+        "model.onnx",
+        library="openvino",
+        no_model="openvino cannot load the model",
+        no_int8="openvino computes in float32 or bfloat16, not in int8",
+        unknown_id="out of the vocabulary",
+        # One for each lane, which may compute in the place of its caller, and one for callbacks.
+        sleepers=lambda lanes, _threads: lanes + 1,
+        hands_over=True,
     ),
 )
 
