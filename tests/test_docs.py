@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "load_tests/*.md", "model_store/**/*.md", "tests/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "load_tests/**/*.md", "model_store/**/*.md", "tests/**/*.md")
     for path in ROOT.glob(pattern)
 )
 
