@@ -33,10 +33,15 @@ class Classifier:
     def __call__(self, encodings: Sequence[Encoding]) -> list[Result]:
         """A prediction for each text, in order; an error for one whose logits are not finite numbers.
 
+        Texts with the same tokens share a row of the batch.
+
         Raises:
             Exception: whatever the engine raises; it then has no answer for any text of this batch.
         """
-        batch = TokenBatch.of(encodings)
+        numbers: dict[tuple[int, ...], int] = {}
+        row_of = [numbers.setdefault(tuple(one.ids), len(numbers)) for one in encodings]
+        twins = len(encodings) - len(numbers)
+        batch = TokenBatch.of([Encoding(ids) for ids in numbers] if twins else encodings)
         started_s = time.perf_counter()
         try:
             logits = self._engine.run(batch)
@@ -46,6 +51,7 @@ class Classifier:
                 tokens=len(batch.ids),
                 padded_tokens=batch.padded_tokens,
                 duration_s=time.perf_counter() - started_s,
+                twins=twins,
             )
         if logits.shape != (len(batch), self._engine.labels):
             # One column too many would be served as a label, one too few would fail the whole request.
@@ -53,13 +59,14 @@ class Classifier:
         finite = np.all(np.isfinite(logits), axis=1, keepdims=True)
         usable = np.where(finite, logits, np.float32(0))
         scores = activate(usable, self._activation, temperature=self._temperature)
-        rows = zip(encodings, finite[:, 0].tolist(), logits.tolist(), scores.tolist(), strict=True)
-        return [
-            Prediction(tuple(logit_row), tuple(score_row), len(encoding), encoding.truncated)
-            if is_finite
-            else EngineFailed("The model's answer for this text is not a finite number.")
-            for encoding, is_finite, logit_row, score_row in rows
-        ]
+        rows = list(zip(finite[:, 0].tolist(), logits.tolist(), scores.tolist(), strict=True))
+        return [_result(encoding, *rows[row]) for encoding, row in zip(encodings, row_of, strict=True)]
+
+
+def _result(encoding: Encoding, is_finite: bool, logits: list[float], scores: list[float]) -> Result:
+    if not is_finite:
+        return EngineFailed("The model's answer for this text is not a finite number.")
+    return Prediction(tuple(logits), tuple(scores), len(encoding), encoding.truncated)
 
 
 def activate(logits: FloatArray, activation: Activation, *, temperature: float) -> NDArray[np.float64]:

@@ -6,15 +6,18 @@ Knows nothing of HTTP, JSON or processes.
 import asyncio
 import enum
 import logging
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from service import engines
 from service.batcher import Batcher, Limits, Outcome
+from service.cache import Cache, TextOutcome
 from service.classifier import Classifier, Result
 from service.core import Encoding, Prediction, Timings
-from service.errors import EngineFailed, NotReady, ServiceError, StartupError, Stopping
+from service.errors import EngineFailed, NotReady, StartupError, Stopping
 from service.loading import LoadedModel, ModelDescription, OpenEngine, load_in_thread
 from service.logs import log_event
 from service.metrics import Metrics
@@ -29,7 +32,7 @@ logger = logging.getLogger(__name__)
 class Answer:
     """One outcome for each text, in order: a prediction, or the error that only this text met."""
 
-    outcomes: list[Prediction | ServiceError]
+    outcomes: list[TextOutcome]
     timings: Timings
 
 
@@ -62,8 +65,10 @@ class Predictor:
         self._open_engine = open_engine
         self._state = _State.STARTING
         self._failure = ""
+        self._doing = _State.STARTING.value
         self._model: LoadedModel | None = None
         self._batcher: Batcher[Encoding, Result] | None = None
+        self._cache: Cache | None = None
         self.description: ModelDescription | None = None
 
     async def start(self) -> None:
@@ -74,7 +79,10 @@ class Predictor:
         """
         try:
             model = await load_in_thread(
-                self._settings, self._open_engine, go_on=lambda: self._state is _State.STARTING
+                self._settings,
+                self._open_engine,
+                go_on=lambda: self._state is _State.STARTING,
+                tell=self._tell,
             )
             batcher = self._make_batcher(model)
             await batcher.start()
@@ -84,6 +92,8 @@ class Predictor:
                 self._state = _State.FAILED
             raise
         self._model, self._batcher = model, batcher
+        if self._settings.cache_items:
+            self._cache = self._make_cache(model.description)
         self._announce(model.description)
         if self._state is _State.STARTING:
             self._state = _State.READY
@@ -102,7 +112,7 @@ class Predictor:
         if self._state is _State.FAILED:
             return f"start failed: {self._failure}"
         if self._state is not _State.READY or self._batcher is None:
-            return str(self._state.value)
+            return self._doing if self._state is _State.STARTING else str(self._state.value)
         now = self._batcher.load()
         if now.dead:
             return "the batcher is dead"
@@ -126,6 +136,24 @@ class Predictor:
         model, batcher = self._ready()
         deadline = asyncio.get_running_loop().time()
         deadline += self._settings.request_timeout_s if timeout_s is None else timeout_s
+        if self._cache is None:
+            outcomes, timings = await self._run(model, batcher, texts, truncate=truncate, deadline=deadline)
+        else:
+            run = partial(self._run, model, batcher, truncate=truncate, deadline=deadline)
+            outcomes, timings = await self._cache.answer(texts, run, truncate=truncate, deadline=deadline)
+        self._count(model.manifest.labels, outcomes)
+        return Answer(outcomes, timings)
+
+    async def _run(
+        self,
+        model: LoadedModel,
+        batcher: Batcher[Encoding, Result],
+        texts: Sequence[str],
+        *,
+        truncate: bool,
+        deadline: float,
+    ) -> tuple[list[TextOutcome], Timings]:
+        """Read all texts and run those that can be."""
         # Before the texts are read, which is most of what a refusal would cost. Each has at least one token.
         batcher.refuse_when_full(len(texts), len(texts), deadline)
         started_s = time.perf_counter()
@@ -143,11 +171,11 @@ class Predictor:
             self._metrics.stage("infer", timings.infer_s)
 
         results = map(_result, answers)
-        outcomes: list[Prediction | ServiceError] = [
-            next(results) if isinstance(one, Encoding) else one for one in encodings
-        ]
-        self._count(model.manifest.labels, outcomes)
-        return Answer(outcomes, timings)
+        return [next(results) if isinstance(one, Encoding) else one for one in encodings], timings
+
+    def _tell(self, doing: str) -> None:
+        """What a start is at; called by the thread that loads."""
+        self._doing = doing
 
     def _ready(self) -> tuple[LoadedModel, Batcher[Encoding, Result]]:
         if self._state is _State.STOPPING:
@@ -156,7 +184,7 @@ class Predictor:
             raise NotReady
         return self._model, self._batcher
 
-    def _count(self, labels: Sequence[str], outcomes: Sequence[Prediction | ServiceError]) -> None:
+    def _count(self, labels: Sequence[str], outcomes: Sequence[TextOutcome]) -> None:
         failed = []
         for outcome in outcomes:
             if isinstance(outcome, Prediction):
@@ -177,7 +205,7 @@ class Predictor:
             )
 
     def _make_batcher(self, model: LoadedModel) -> Batcher[Encoding, Result]:
-        manifest, settings = model.manifest, self._settings
+        manifest, settings = model.manifest, model.settings
         classify = Classifier(
             model.engine, self._metrics, activation=manifest.activation, temperature=manifest.temperature
         )
@@ -196,6 +224,12 @@ class Predictor:
             max_queue_tokens=settings.max_queue_tokens,
         )
         return batcher
+
+    def _make_cache(self, model: ModelDescription) -> Cache:
+        served = f"{model.name}/{model.version}/{model.engine}/{model.precision}/{model.device}"
+        cache = Cache(self._settings.cache_items, self._metrics, model=served, secret=secrets.token_bytes())
+        self._metrics.watch_cache(cache.__len__)
+        return cache
 
     def _announce(self, model: ModelDescription) -> None:
         """Say what is served: to the metrics, to the log and to callers."""

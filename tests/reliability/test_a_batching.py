@@ -126,9 +126,10 @@ def test_r06_no_batch_holds_more_texts_than_the_limit(store: Path, pool: ThreadP
         server.client() as client,
     ):
         warm_up = len(opener.engine.calls)
-        held = hold(opener, client, pool, ["good"] * 8)
-        waiting = [pool.submit(predict, client, ["good"] * 8) for _ in range(10)]
-        waiting.append(pool.submit(predict, client, ["good"] * 9))
+        different = [f"good {number:03}" for number in range(97)]  # and equally long; twins would share a row
+        held = hold(opener, client, pool, different[:8])
+        waiting = [pool.submit(predict, client, different[start : start + 8]) for start in range(8, 88, 8)]
+        waiting.append(pool.submit(predict, client, different[88:]))
         eventually(lambda: b"valence_queue_items 89.0" in client.get("/metrics").content, "all wait")
         opener.engine.gate.set()
         answers = [one.result(SAFETY_S).json()["predictions"] for one in (held, *waiting)]
