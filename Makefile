@@ -2,6 +2,7 @@
 #
 #   make serve   install what serving needs, answer POST /predict on 127.0.0.1:8000
 #   make test    install the rest, run every test
+#   make bench   every yardstick, one report           (20 minutes; needs wrk: apt-get install wrk)
 #   make check   ruff, mypy strict, docs freshness
 #   make train   fine-tune MiniLM-L6 on SST-2          (VALENCE_DATA=<folder of the data sets>)
 #   make export  make a version from the run           (VERSION=2)
@@ -27,13 +28,16 @@ $(PYTHON) -m venv $(1) 2>/dev/null || { \
 	$(PYTHON) -m pip --python $(1)/bin/python install --quiet --disable-pip-version-check pip; }
 endef
 
-.PHONY: serve test check train export docs constraints clean
+.PHONY: serve test bench check train export docs constraints clean
 
 serve: $(SERVE_VENV)/.installed
 	exec $(SERVE_VENV)/bin/valence serve
 
 test: $(DEV_VENV)/.installed
 	$(DEV_VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+bench: $(DEV_VENV)/.installed
+	$(DEV_VENV)/bin/python -m load_tests.bench $(BENCH_ARGS)
 
 check: $(DEV_VENV)/.installed
 	$(DEV_VENV)/bin/ruff check .

@@ -1,4 +1,4 @@
-"""Starts `python -m service serve` in a process of its own and looks at it: memory, files, threads.
+"""Starts `python -m service serve`, or what stands in for it, in a process of its own and looks at it.
 
 Knows nothing of load. Linux only.
 """
@@ -13,6 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from typing import Any, Self
 import psutil
 
 ROOT = Path(__file__).parent.parent
+SERVE = ("-m", "service", "serve")
 START_S = 120.0  # a busy machine loads slowly; a start that takes longer has failed
 
 
@@ -55,11 +57,13 @@ class ServiceProcess:
 
     Args:
         port: to listen on; a free one when None.
+        command: for Python; something else to serve, which reads the same settings.
         settings: further settings, `max_queue_items=64` for `VALENCE_MAX_QUEUE_ITEMS`. Those of the caller's
             environment are not passed on.
     """
 
-    def __init__(self, *, port: int | None = None, **settings: Any) -> None:
+    def __init__(self, *, port: int | None = None, command: Sequence[str] = SERVE, **settings: Any) -> None:
+        self._command = command
         self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
         self._settings = {"log_format": "json", "host": "127.0.0.1", "port": self.port} | settings
@@ -87,7 +91,7 @@ class ServiceProcess:
         own = {f"VALENCE_{name.upper()}": str(value) for name, value in self._settings.items()}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "service", "serve"],
+                [sys.executable, *self._command],
                 cwd=ROOT,
                 env=kept | own | {"TMPDIR": str(self.temporary)},
                 stdout=subprocess.DEVNULL,
