@@ -1,7 +1,7 @@
 """The layer that keeps a body within its limit.
 
 Not Starlette's own limit, which answers a declared length in plain text, past the one place where errors
-become answers. Knows bytes, and nothing of what they mean.
+become answers, and before anybody asks for a key. Knows bytes, and nothing of what they mean.
 """
 
 import asyncio
@@ -9,14 +9,19 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import TooLarge
-from service.exchange import exchange_of, header_of, problem
+from service.exchange import header_of
 
 LINGER_S = 1.0
 """How long the rest of a refused body is read and dropped, so that its sender gets to read the refusal."""
 
 
 class BodyLimit:
-    """Refuses a body over the limit before it is held: at once by its declared length, else at the limit."""
+    """Refuses a body over the limit before it is held: by its declared length when it is asked for, else at
+    the limit.
+
+    Who must not come in, or asks for something that takes no body, has another answer before that; the
+    connection is ended in the same way.
+    """
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
         self._app = app
@@ -28,17 +33,12 @@ class BodyLimit:
             return
         declared = header_of(scope, b"content-length")
         # The server delivers no more than what is declared, and refuses what is not a number.
-        if declared is not None and int(declared) > self._max_body_bytes:
-            body = _CountedBody(receive, send, self._max_body_bytes)
-            await problem(self._error(), exchange_of(scope))(scope, body.receive, body.send)
-        elif _comes_later(scope):
-            body = _CountedBody(receive, send, self._max_body_bytes, error=self._error())
+        too_long = declared is not None and int(declared) > self._max_body_bytes
+        if too_long or _comes_later(scope):
+            body = _CountedBody(receive, send, self._max_body_bytes, is_over=too_long)
             await self._app(scope, body.receive, body.send)
         else:
             await self._app(scope, receive, send)
-
-    def _error(self) -> TooLarge:
-        return TooLarge(f"The body is over the limit of {self._max_body_bytes} bytes.")
 
 
 def _comes_later(scope: Scope) -> bool:
@@ -60,21 +60,26 @@ class _CountedBody:
     that is still sending.
     """
 
-    def __init__(self, receive: Receive, send: Send, limit: int, error: TooLarge | None = None) -> None:
+    def __init__(self, receive: Receive, send: Send, limit: int, *, is_over: bool) -> None:
         self._receive = receive
         self._send = send
-        self._left = limit
-        self._error = error
+        self._limit = self._left = limit
+        self._is_over = is_over
         self._whole = False
 
     async def receive(self) -> Message:
+        self._refuse_when_over()  # the server, when asked, would tell a client that asked first to go on
         message = await self._receive()
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             self._whole = not message.get("more_body", False)
-            if self._left < 0 and self._error is not None:
-                raise self._error
+            self._is_over = self._left < 0
+            self._refuse_when_over()
         return message
+
+    def _refuse_when_over(self) -> None:
+        if self._is_over:
+            raise TooLarge(f"The body is over the limit of {self._limit} bytes.")
 
     async def send(self, message: Message) -> None:
         if self._whole:

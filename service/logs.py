@@ -6,6 +6,7 @@ The standard library is enough: the libraries below us log through it anyway. Ou
 records and its tree of loggers straight to the one handler that writes, and share its lock with the others.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import io
@@ -14,8 +15,9 @@ import os
 import select
 import stat
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TextIO, TypeGuard
 
 from service.log_lines import Event, console_line, json_line
@@ -69,8 +71,25 @@ def log_event(
         logger.handle(_record_of(told))
 
 
+@contextlib.contextmanager
+def gathered(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """As long as it lasts, the lines of one turn of the loop are written together, at its end.
+
+    A write wakes the reader, and costs as much as all else that a line takes. Warnings and worse are written
+    at once, and so is all that other threads say.
+    """
+    handlers = [one for one in logging.root.handlers if isinstance(one, LineHandler)]
+    for handler in handlers:
+        handler.gather(loop)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.gather(None)
+
+
 class LineHandler(logging.Handler):
-    """Writes each event as a line of its own: a whole line in one write, and nothing left in a buffer."""
+    """Writes each event as a line of its own: a whole line in one write, several of one turn in one."""
 
     def __init__(self, stream: TextIO | None, log_format: Literal["console", "json"]) -> None:
         super().__init__()
@@ -78,12 +97,39 @@ class LineHandler(logging.Handler):
         self._line_of = console_line if log_format == "console" else json_line
         # A person's terminal has an encoding; JSON is UTF-8.
         self._write = _through(stream) if log_format == "console" else _past_buffers(stream)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._gathered: list[bytes] = []
+
+    def gather(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Called on this loop, or with None when it is about to end: see `gathered`."""
+        self.flush()
+        self._loop, self._thread = loop, threading.get_ident()
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        with self.lock or contextlib.nullcontext():
+            lines, self._gathered = self._gathered, []
+            try:
+                for piece in _pieces(lines):
+                    self.write(piece)
+            except Exception:  # noqa: BLE001
+                self.handleError(_record_of(Event(time.time(), logging.INFO, __name__, "lines", {})))
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Write lines, of which there is more than one only if they are short, under the lock."""
+        self._write(b"".join(lines))
 
     def tell(self, event: Event) -> None:
         """Write an event that has no record. Like `handle`, it takes the lock and never raises."""
         self.acquire()
         try:
-            self.put(event)
+            if self._loop is not None and self._may_wait(event):
+                if not self._gathered:
+                    self._loop.call_soon(self.flush)
+                self._gathered.append(self._line_of(event))
+            else:
+                self.put(event)
         except Exception:  # noqa: BLE001 - a log that cannot be written is no reason to fail
             self.handleError(_record_of(event))
         finally:
@@ -96,9 +142,14 @@ class LineHandler(logging.Handler):
         except Exception:  # noqa: BLE001
             self.handleError(record)
 
+    def _may_wait(self, event: Event) -> bool:
+        return event.level < logging.WARNING and threading.get_ident() == self._thread
+
     def put(self, event: Event) -> None:
-        """Write an event, under the lock."""
-        self._write(self._line_of(event))
+        """Write an event, behind those that were gathered, under the lock."""
+        if self._gathered:
+            self.flush()
+        self.write([self._line_of(event)])
 
 
 class PipeHandler(LineHandler):
@@ -117,27 +168,46 @@ class PipeHandler(LineHandler):
         self._room.register(stream.fileno(), select.POLLOUT)
 
     def put(self, event: Event) -> None:
-        """Write an event if there is room, and first, if any were lost, how many."""
-        if self._lost:
-            fields: dict[str, object] = {"lines": self._lost}
-            if self._put(Event(time.time(), logging.WARNING, __name__, "log lines lost", fields)):
-                self._lost = 0
-        if not self._put(event):
-            self._lost += 1
-
-    def _put(self, event: Event) -> bool:
-        if not self._room.poll(0):
-            return False
+        """Write an event, an exception by its type alone if its places are too long for the pipe."""
         line = self._line_of(event)
         # A pipe that can be written takes this many bytes without waiting; only a long trace has more.
         if len(line) > select.PIPE_BUF and event.error is not None:
             fields = {**event.fields, "error": type(event.error).__qualname__}
-            line = self._line_of(event._replace(fields=fields, error=None))
+            event = event._replace(fields=fields, error=None)
+        super().put(event)
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Write lines if there is room, and first, if any were lost, how many."""
+        if self._lost:
+            fields: dict[str, object] = {"lines": self._lost}
+            told = Event(time.time(), logging.WARNING, __name__, "log lines lost", fields)
+            if self._has_written([self._line_of(told)]):
+                self._lost = 0
+        if not self._has_written(lines):
+            self._lost += len(lines)
+
+    def _has_written(self, lines: Sequence[bytes]) -> bool:
+        if not self._room.poll(0):
+            return False
         try:
-            self._write(line)
+            super().write(lines)
         except BlockingIOError:  # another holder of the pipe has made it one that does not wait
             return False
         return True
+
+
+def _pieces(lines: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """The lines in runs that a pipe takes whole, as long as a single one is no longer than that."""
+    piece: list[bytes] = []
+    size = 0
+    for line in lines:
+        if piece and size + len(line) > select.PIPE_BUF:
+            yield piece
+            piece, size = [], 0
+        piece.append(line)
+        size += len(line)
+    if piece:
+        yield piece
 
 
 def _is_pipe(stream: TextIO | None) -> TypeGuard[TextIO]:

@@ -26,15 +26,15 @@ from service.errors import StartupError
 from service.lanes import LANE
 from service.life import Life
 from service.loading import LOADING, OpenEngine
-from service.logs import log_event
+from service.logs import gathered, log_event
 from service.metrics import service_version
 from service.settings import Settings
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-_ABANDON_S = 2
+_ABANDON_S = 2.0
 _OTHER_FILES = 128
 _ACCEPTED_A_TURN = 16
 
@@ -50,7 +50,7 @@ def serve(settings: Settings, *, open_engine: OpenEngine = engines.open_engine) 
     Raises:
         StartupError: the address cannot be listened on.
     """
-    allow_open_files(settings.max_connections + RESERVED_CONNECTIONS + _OTHER_FILES)
+    settings = settings.model_copy(update={"max_connections": allow_connections(settings.max_connections)})
     sockets = listen(settings.host, settings.port)
     url = url_of(sockets[0])
     log_event(logger, logging.INFO, f"listening on {url}", version=service_version())
@@ -82,7 +82,7 @@ def make_config(app: Any, settings: Settings) -> BoundedConfig:
         server_header=False,
         proxy_headers=False,  # neither the client's address nor the scheme is used
         timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=math.ceil(settings.stop_timeout_s) + _ABANDON_S,
+        timeout_graceful_shutdown=math.ceil(settings.stop_timeout_s + _ABANDON_S),
     )
 
 
@@ -109,13 +109,20 @@ class Server(uvicorn.Server):
             yield
             return
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        heard = stop_signals()
+        for number in heard:
             loop.add_signal_handler(number, self.ask_to_stop)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number in heard:
                 loop.remove_signal_handler(number)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own would end the rest with a trace
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until `should_exit`."""
+        with gathered(asyncio.get_running_loop()):
+            await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve at once; what the life of the service becomes is told later."""
@@ -130,11 +137,20 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what was accepted, within the stop timeout; what is left then is refused."""
-        timer = asyncio.get_running_loop().call_later(self._life.settings.stop_timeout_s, self._abandon)
+        loop, stop_timeout_s = asyncio.get_running_loop(), self._life.settings.stop_timeout_s
+        timers = [
+            loop.call_later(stop_timeout_s, self._abandon),
+            loop.call_later(stop_timeout_s + _ABANDON_S / 2, self._hang_up),
+        ]
         await super().shutdown(self._listening or sockets)
         if self.force_exit:
-            await self.lifespan.shutdown()  # uvicorn leaves it out, and its task would end with a trace
-        timer.cancel()
+            # uvicorn leaves both out, and what goes on would end with a trace.
+            self._hang_up()
+            if self.server_state.tasks:
+                await asyncio.wait(self.server_state.tasks, timeout=_ABANDON_S)
+            await self.lifespan.shutdown()
+        for timer in timers:
+            timer.cancel()
 
     def ask_to_stop(self) -> None:
         """What a signal does: the first one drains, and each further one cuts short what goes on."""
@@ -161,6 +177,11 @@ class Server(uvicorn.Server):
         if self._abandoning is None:
             self._abandoning = asyncio.get_running_loop().create_task(self._life.abandon())
 
+    def _hang_up(self) -> None:
+        """Nothing more is said: what still waits for its client, or for its end, is told that he went."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
     def _tell_start(self, started: "asyncio.Future[str | None]") -> None:
         if started.cancelled():
             return
@@ -172,6 +193,15 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()
         log_event(logger, logging.INFO, f"ready on {self._url}")
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Those that end the service: not the end of the terminal, when `nohup` said to ignore it."""
+    return [
+        one
+        for one in SIGNALS
+        if one is not signal.SIGHUP or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    ]
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -221,15 +251,32 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def allow_open_files(wanted: int) -> None:
-    """Raise the soft limit on open files to what the connections need, as far as the hard one lets us."""
+def allow_connections(wanted: int) -> int:
+    """Raise the soft limit on open files to what the connections need, as far as the hard one lets us.
+
+    Returns:
+        How many connections can be served in full: fewer than wanted where the hard limit is low. Without a
+        file for it, a connection would be closed before anybody sees that it asks for health.
+    """
+    others = RESERVED_CONNECTIONS + _OTHER_FILES
+    files = wanted + others
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= wanted or soft == resource.RLIM_INFINITY:
-        return
-    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
-    if possible < wanted:
-        log_event(logger, logging.WARNING, "few open files are allowed", allowed=possible, wanted=wanted)
+    if soft == resource.RLIM_INFINITY or soft >= files:
+        return wanted
+    allowed = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    possible = max(1, allowed - others)
+    if allowed < files:
+        log_event(
+            logger,
+            logging.WARNING,
+            "few open files are allowed",
+            allowed=allowed,
+            wanted=files,
+            max_connections=possible,
+            max_connections_set=wanted,
+        )
+    return possible
 
 
 def _log_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -10,6 +10,20 @@ import torch
 from tests.models import PLAIN_INPUTS, Weights
 
 
+def scripted(code: str, **parameters: torch.Tensor) -> bytes:
+    """A file with this `forward`, from its arguments on, and with these parameters."""
+    holder: torch.nn.Module = type("Odd", (torch.nn.Module,), {})()
+    for name, value in parameters.items():
+        holder.register_parameter(name, torch.nn.Parameter(value))
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+        script = torch.jit.script(holder)
+        script.define(f"def forward(self, {code}\n")
+        torch.jit.save(script, content)
+    return content.getvalue()
+
+
 def make_script(
     weights: Weights,
     *,

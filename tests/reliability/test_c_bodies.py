@@ -146,6 +146,17 @@ def test_a_client_that_asks_first_is_told_to_go_on(server: LocalServer) -> None:
             assert reply(connection).status == 200
 
 
+def test_who_asks_in_http_1_0_is_not_told_to_go_on(server: LocalServer) -> None:
+    """He would take it for the answer: 1.0 has no interim answers (RFC 9110, 10.1.1 and 15.2)."""
+    head = request(b"", b"content-length: 18", b"expect: 100-continue", length=False)
+    with connect(server.address) as connection:
+        connection.sendall(head.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        eventually(lambda: in_flight(server) == 1, "the body is waited for")
+        connection.sendall(GOOD)
+        assert reply(connection).status == 200
+        assert to_the_end(connection) == b""
+
+
 @pytest.mark.parametrize(
     ("target", "kind", "status"),
     [

@@ -4,8 +4,10 @@ import json
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -25,7 +27,7 @@ from service.errors import StartupError
 from service.schemas import Problem
 from service.settings import Settings
 from tests.models import make_version
-from tests.server import LocalServer, eventually, local_server
+from tests.server import JSON, LocalServer, eventually, local_server
 
 FIRST, SECOND, THIRD = "first-key-0123456789", "second.key_0123456789", "third+key/0123456789=="
 CLOSED = ("/models", "/docs", "/openapi.json", "/nothing")
@@ -176,6 +178,31 @@ def test_a_write_that_hides_its_size_and_its_time_is_seen(tmp_path: Path) -> Non
     os.utime(path, ns=(0, 0))
     clock.now_s += 1
     assert accepted(file) == []
+
+
+@pytest.mark.parametrize(("age_s", "is_read_again"), [(1, True), (3, False)])
+def test_a_file_is_read_again_while_its_clock_may_hide_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: int, is_read_again: bool
+) -> None:
+    """Some file systems count in seconds. A file that rests is told by its times, and costs no reading."""
+    real, now_ns = os.fstat, time.time_ns()
+    then_ns = now_ns - age_s * 1_000_000_000
+
+    def coarse(number: int) -> object:
+        facts = real(number)
+        same = ("st_mode", "st_dev", "st_ino", "st_size")
+        return SimpleNamespace(
+            st_mtime_ns=then_ns, st_ctime_ns=then_ns, **{name: getattr(facts, name) for name in same}
+        )
+
+    monkeypatch.setattr(os, "fstat", coarse)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
+    clock = Clock()
+    path = write(tmp_path / "keys", FIRST)
+    file = KeyFile(path, clock=clock)
+    path.write_text(FIRST[::-1])
+    clock.now_s += 1
+    assert Keys((), file).accept(FIRST[::-1].encode()) == is_read_again
 
 
 def test_of_a_huge_file_only_the_beginning_is_read(tmp_path: Path) -> None:
@@ -413,8 +440,28 @@ def test_refusals_are_counted(server: LocalServer, client: httpx.Client) -> None
 def test_the_body_of_who_is_refused_is_not_read(server: LocalServer) -> None:
     """Who asks first is not told to go on, and who sends nothing has his answer all the same."""
     head = "POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    for more in ("content-length: 1000000\r\nexpect: 100-continue\r\n", "transfer-encoding: chunked\r\n"):
-        assert exchanged(server, f"{head}{more}\r\n".encode()).startswith(b"HTTP/1.1 401 ")
+    for more in (
+        "content-length: 1000000\r\nexpect: 100-continue\r\n",
+        "content-length: 3000000\r\n",  # over the limit
+        "content-length: 3000000\r\nexpect: 100-continue\r\n",
+        "transfer-encoding: chunked\r\n",
+    ):
+        answer = exchanged(server, f"{head}{more}\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 401 "), more
+        assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_who_is_refused_with_a_body_over_the_limit_gets_to_read_why(
+    server: LocalServer, client: httpx.Client
+) -> None:
+    """What he sends is dropped for a while; then his connection ends."""
+    size = server.life.settings.max_body_bytes + 1
+    for path in ("/predict", "/nothing"):
+        refused = client.post(path, content=b"x" * size)
+        assert_unauthorized(refused)
+        assert refused.headers["connection"] == "close"
+    let_in = client.post("/predict", content=b"x" * size, headers={**bearer(FIRST), **JSON})
+    assert (let_in.status_code, let_in.json()["code"]) == (413, "body_too_large")
 
 
 def test_the_next_request_of_who_was_refused_is_answered(client: httpx.Client) -> None:

@@ -1,7 +1,6 @@
 """What only the TorchScript engine has: weights stored as float16, modules that do not run, and is served."""
 
-import io
-import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,7 +12,7 @@ from service.core import TokenBatch
 from service.errors import StartupError
 from service.store import open_version
 from tests.models import make_version
-from tests.scripts import make_script
+from tests.scripts import make_script, scripted
 from tests.server import serving
 from tests.service.engine_cases import CASES, encodings, weights
 
@@ -37,18 +36,6 @@ def test_a_device_that_is_not_there_is_refused_with_the_build_of_torch() -> None
         pytest.skip("this torch has CUDA")
     with pytest.raises(StartupError, match=r"device cuda was asked for, but this torch \(\d"):
         SCRIPT.open(make_script(weights()), device="cuda")
-
-
-def scripted(code: str) -> bytes:
-    """A file with this `forward`, from its arguments on."""
-    holder: torch.nn.Module = type("Odd", (torch.nn.Module,), {})()
-    content = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
-        script = torch.jit.script(holder)
-        script.define(f"def forward(self, {code}\n")
-        torch.jit.save(script, content)
-    return content.getvalue()
 
 
 TENSORS = "input_ids: Tensor, attention_mask: Tensor"
@@ -75,6 +62,36 @@ TENSORS = "input_ids: Tensor, attention_mask: Tensor"
 def test_a_module_that_is_no_classifier_is_refused_at_load(code: str, reason: str) -> None:
     with pytest.raises(StartupError, match=reason):
         SCRIPT.open(scripted(code))
+
+
+def test_weights_are_constants_and_every_call_runs_the_same_graph() -> None:
+    """Seen by an operator of the test's own inside the module.
+
+    What hangs on the weights alone is computed at load, once. Nothing is profiled or optimised in a call,
+    whichever thread it comes from: the first calls would be answered by other code than the later ones.
+    """
+    weight = (7, 2)
+    seen: list[tuple[tuple[int, ...], bool]] = []
+
+    def watch(value: torch.Tensor) -> torch.Tensor:
+        seen.append((tuple(value.shape), torch._C._get_graph_executor_optimize()))  # noqa: SLF001 - no other says it
+        return value.clone()
+
+    library = torch.library.Library("valence_tests", "DEF")  # type: ignore[no-untyped-call]
+    library.define("watch(Tensor value) -> Tensor")  # type: ignore[no-untyped-call]
+    library.impl("watch", watch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    code = f"""{TENSORS}) -> Tensor:
+    weight = torch.ops.valence_tests.watch(self.weight)
+    return torch.ops.valence_tests.watch(input_ids[:, :1].float()) * weight[:1]"""
+    engine = SCRIPT.open(scripted(code, weight=torch.ones(weight)))
+    assert [one for one, _ in seen].count(weight) == 1
+    seen.clear()
+    batch = TokenBatch.of(encodings())
+    for _ in range(3):
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(engine.run, batch).result().shape == (len(batch), 2)
+    engine.run(batch)
+    assert seen == [((len(batch), 1), False)] * 4
 
 
 def test_the_service_answers_with_a_torchscript_file_alone(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ import pytest
 from service import server as server_module
 from service.connections import RESERVED_CONNECTIONS
 from service.errors import StartupError
-from service.server import allow_open_files, listen, url_of
+from service.server import allow_connections, listen, url_of
 from service.settings import Settings
 from tests.models import make_version
+from tests.reliability.processes import SERVE, by_shell
 from tests.server import ROOT, SAFETY_S, LocalServer, environment, eventually, local_server, serving, starting
 from tests.service.stand_ins import Opener
 
@@ -193,12 +194,44 @@ def test_open_files_are_allowed_as_far_as_possible(monkeypatch: pytest.MonkeyPat
     limits = {"now": (64, 1000)}
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.update(now=new))
-    allow_open_files(500)
-    assert limits["now"] == (500, 1000)
-    allow_open_files(100)
-    assert limits["now"] == (500, 1000)
-    allow_open_files(5000)
+    others = RESERVED_CONNECTIONS + 128
+    assert allow_connections(300) == 300
+    assert limits["now"] == (300 + others, 1000)
+    assert allow_connections(100) == 100
+    assert limits["now"] == (300 + others, 1000)
+    assert allow_connections(5000) == 1000 - others
     assert limits["now"] == (1000, 1000)
+    assert allow_connections(5000) == 1000 - others
+    limits["now"] = (64, others)
+    assert allow_connections(5000) == 1
+    assert limits["now"] == (others, others)
+    limits["now"] = (64, resource.RLIM_INFINITY)
+    assert allow_connections(5000) == 5000
+
+
+def test_where_few_files_may_be_open_fewer_connections_are_served(store: Path) -> None:
+    """Health is reachable beyond them all the same, and all is well when they are gone."""
+    with by_shell(f"ulimit -n 256; {SERVE}", model_store=store) as server:
+        warning = server.event("few open files are allowed")
+        most = warning["max_connections"]
+        assert (warning["level"], warning["allowed"], warning["max_connections_set"]) == (
+            "warning",
+            256,
+            2048,
+        )
+        assert warning["wanted"] - warning["allowed"] == 2048 - most > 0
+        server.event("ready on ")
+        connections = [
+            socket.create_connection(address_of(server.url)) for _ in range(most + 2 * RESERVED_CONNECTIONS)
+        ]
+        with httpx.Client(base_url=server.url, timeout=SAFETY_S, trust_env=False) as client:
+            with connections.pop() as beyond:
+                assert closes(beyond) == b""
+            hang_up([connections.pop() for _ in range(2 * RESERVED_CONNECTIONS - 8)])
+            eventually(lambda: is_live(server.url), "live")
+            assert post(client).json()["code"] == "crowded"
+            hang_up(connections)
+            eventually(lambda: post(client).status_code == 200, "served in full")
 
 
 # --- stop
@@ -224,9 +257,11 @@ def test_sigterm_drains_and_ends_with_0(store: Path) -> None:
         assert order == ["draining", "stopping", "stopped"]
 
 
-def test_sigint_stops_as_sigterm_does(store: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_it_is_stopped_in_the_same_way_by(store: Path, number: signal.Signals) -> None:
+    """Ctrl-C, and the end of the terminal."""
     with serving(model_store=store) as server:
-        server.process.send_signal(signal.SIGINT)
+        server.process.send_signal(number)
         assert server.wait() == 0
         assert server.events("draining")
         assert server.events("stopped")[0]["exit_code"] == 0
@@ -248,6 +283,66 @@ def test_a_signal_while_loading_stops_at_once(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_the_end_of_a_terminal_that_was_to_be_ignored_is_ignored(store: Path) -> None:
+    """`nohup valence serve`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the process gets it from this one
+    try:
+        with serving(model_store=store) as server:
+            signal.signal(signal.SIGHUP, before)
+            server.process.send_signal(signal.SIGHUP)
+            assert httpx.get(f"{server.url}/health/ready", trust_env=False).status_code == 200
+            server.process.send_signal(signal.SIGTERM)
+            assert server.wait() == 0
+            assert len(server.events("draining")) == 1
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_that_cut_everything_short_leave_no_trace(store: Path, pool: ThreadPoolExecutor) -> None:
+    """One request is in a lane that never comes back, one has not arrived: both are ended, and no defect."""
+    settings = {"model_store": store, "device": "cpu", "drain_delay_s": 600, "stop_timeout_s": 600}
+    with (
+        starting(module=["tests.service.endless"], **settings, request_timeout_s=600) as server,
+        httpx.Client(base_url=server.url, timeout=SAFETY_S, trust_env=False) as client,
+        socket.create_connection(address_of(server.url)) as unfinished,
+    ):
+        server.event("ready on ")
+        unfinished.sendall(PREDICT + b"content-length: 100\r\n\r\n{")
+        refused = pool.submit(post, client)
+        two = 'valence_http_requests_in_flight{route="/predict"} 2.0'
+        eventually(lambda: two in client.get("/metrics").text, "both are in flight")
+        server.process.send_signal(signal.SIGTERM)
+        server.event("draining")
+        server.process.send_signal(signal.SIGTERM)
+        server.event("stopping")
+        server.process.send_signal(signal.SIGTERM)
+        assert refused.result(SAFETY_S).status_code == 503
+        server.process.send_signal(signal.SIGTERM)
+        assert closes(unfinished) == b""
+        assert server.wait() == 0
+        assert [line for line in server.lines if line.get("level") == "error"] == []
+        assert sorted(line["status"] for line in server.events("request")) == [499, 503]
+
+
+def test_a_request_that_never_arrives_ends_with_the_stop_timeout(store: Path) -> None:
+    with (
+        serving(model_store=store, stop_timeout_s=0.1, request_timeout_s=600) as server,
+        socket.create_connection(address_of(server.url)) as unfinished,
+    ):
+        unfinished.sendall(PREDICT + b"content-length: 100\r\n\r\n{")
+        flying = 'valence_http_requests_in_flight{route="/predict"} 1.0'
+        eventually(lambda: flying in httpx.get(f"{server.url}/metrics", trust_env=False).text, "in flight")
+        server.process.send_signal(signal.SIGTERM)
+        assert closes(unfinished) == b""
+        assert server.wait() == 0
+        assert [line for line in server.lines if line.get("level") == "error"] == []
+
+
+def address_of(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return host, int(port)
+
+
 def test_a_load_that_never_comes_back_does_not_hold_the_end(store: Path) -> None:
     with starting(module=["tests.service.endless_load"], model_store=store, device="cpu") as server:
         eventually(lambda: is_live(server.url), "live")
@@ -260,7 +355,7 @@ def is_live(url: str) -> bool:
     """The address is told a moment before connections are taken."""
     try:
         return httpx.get(f"{url}/health/live", timeout=SAFETY_S, trust_env=False).status_code == 200
-    except httpx.ConnectError:
+    except httpx.TransportError:
         return False
 
 
