@@ -1,4 +1,4 @@
-"""The command `valence`: serve, predict, check, models, settings. All settings come from the environment.
+"""The command `valence`: serve, predict, check, tune, models, settings. Settings come from the environment.
 
 Knows nothing of routes or engines; answers go to standard output, logs and errors to standard error.
 """
@@ -17,8 +17,9 @@ from itertools import islice
 import orjson
 
 from service.core import Prediction
+from service.engines import open_engine
 from service.errors import StartupError
-from service.loading import ModelDescription
+from service.loading import ModelDescription, tune
 from service.logs import configure, log_event
 from service.manifest import form
 from service.metrics import Metrics, service_version
@@ -26,11 +27,13 @@ from service.predictor import Predictor
 from service.schemas import PredictRequest
 from service.settings import Settings, SettingsError, env_example, read_settings, unknown_variables
 from service.store import list_models
+from service.tuning import table
 from service.wire import outcome_entry
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 _BATCHES_AT_A_TIME = 4
 _STANDARD_ERROR = 2
@@ -43,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 when all went well, 1 when something failed, 2 for a wrong command or setting.
+        Ctrl-C ends the process at once with 130, but `serve`, which stops as it should.
     """
     _fill_standard_files()
     asked = parser().parse_args(arguments)
@@ -62,10 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StartupError as error:
         print(f"valence: {error}", file=sys.stderr)
         return EXIT_FAILED
-    except (KeyboardInterrupt, BrokenPipeError):
+    except BrokenPipeError:
         # Nobody reads on: nothing more is to be said, not even by Python when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+
+
+def _interrupted(_number: int, _frame: object) -> None:
+    """End at once: a model file that never comes back from loading would hold every other end.
+
+    Nothing is lost: each line of output was sent as it was made.
+    """
+    os.write(_STANDARD_ERROR, b"valence: interrupted\n")
+    os._exit(EXIT_INTERRUPTED)
 
 
 def _fill_standard_files() -> None:
@@ -95,6 +108,15 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument("--raw-scores", action="store_true", help="logits instead of probabilities")
     predict.add_argument("--no-truncate", action="store_true", help="refuse a text that is too long")
     commands.add_parser("check", help="load, verify and warm the version, and predict its golden texts")
+    tuning = commands.add_parser(
+        "tune",
+        help="measure what runs the version fastest here, and keep it for the next start",
+        description="Compares engines, precisions, lanes × threads and batches on an otherwise idle machine. "
+        "What a setting gives is not varied.",
+    )
+    tuning.add_argument(
+        "--seconds", type=_seconds, metavar="N", help="about how long (default: VALENCE_TUNING_S)"
+    )
     commands.add_parser("models", help="list the versions in the model store")
     commands.add_parser("settings", help="print every setting with its default, as a .env file")
     return made
@@ -102,18 +124,22 @@ def parser() -> argparse.ArgumentParser:
 
 def _run(asked: argparse.Namespace, settings: Settings) -> int:
     if asked.command == "serve":
-        # Until the server has its own: the first process of a container would not even be ended by it.
-        signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(EXIT_OK))
+        # Until the server has its own: the first process of a container would not even be ended by them.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: sys.exit(EXIT_OK))
         # Here, since the other commands need neither FastAPI nor uvicorn.
         from service.server import serve  # noqa: PLC0415
 
         return serve(settings)
+    signal.signal(signal.SIGINT, _interrupted)
     if asked.command == "predict":
         # What is not UTF-8 becomes lone surrogates, which are refused in their place.
         lines = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in sys.stdin.buffer)
         return asyncio.run(_predict(settings, asked.texts or lines, asked))
     if asked.command == "check":
         return asyncio.run(_check(settings))
+    if asked.command == "tune":
+        return _tune(settings if asked.seconds is None else settings.model_copy(update=asked.seconds))
     return _models(settings)
 
 
@@ -134,6 +160,18 @@ async def _check(settings: Settings) -> int:
     async with _started(settings) as (_, model):
         print(orjson.dumps({"status": "ready", **asdict(model)}).decode())
     return EXIT_OK
+
+
+def _tune(settings: Settings) -> int:
+    record, path = tune(settings, open_engine)
+    print(table(record))
+    print("kept nowhere: VALENCE_TUNING is off" if path is None else f"kept in {path}")
+    return EXIT_OK
+
+
+def _seconds(text: str) -> dict[str, float]:
+    """The setting that the option stands for, within its bounds. ValueError: it is outside of them."""
+    return {"tuning_s": Settings(tuning_s=float(text)).tuning_s}
 
 
 def _models(settings: Settings) -> int:

@@ -9,19 +9,27 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TypeAlias
 
+from service import tuning
+from service.calibration import OpenEngine, calibrate
+from service.devices import settings_for
 from service.engines import Engine, EngineOptions
 from service.errors import StartupError
 from service.logs import log_event
-from service.quota import cpu_quota, plan_lanes
+from service.machine import this_machine
+from service.quota import LanePlan, cpu_quota, plan_lanes
 from service.settings import Settings, keep_onnxruntime_silent, keep_tokenizers_single
 from service.store import Manifest, Version, open_version
 from service.tokenizer import Tokenizer
+from service.tuning import Record
 from service.warmup import check_golden_texts, shapes, warm_up
 
-OpenEngine: TypeAlias = Callable[[Version, EngineOptions], Engine]
+__all__ = ["LoadedModel", "ModelDescription", "OpenEngine", "load", "load_in_thread", "tune"]
+
+Tell: TypeAlias = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +39,12 @@ LOADING = "loading"
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What is served, and with which means. `labels` are in index order."""
+    """What is served, and with which means.
+
+    Attributes:
+        labels: in index order.
+        tuned: the settings that a tuning decided.
+    """
 
     name: str
     version: str
@@ -43,12 +56,15 @@ class ModelDescription:
     lanes: int
     threads_per_lane: int
     cpu_quota_cores: float
+    max_batch_tokens: int
+    tuned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that has been proven, and what belongs to it."""
+    """A model that has been proven, and what belongs to it. `settings`: with what a tuning decided."""
 
+    settings: Settings
     manifest: Manifest
     tokenizer: Tokenizer
     engine: Engine
@@ -56,13 +72,13 @@ class LoadedModel:
 
 
 async def load_in_thread(
-    settings: Settings, open_engine: OpenEngine, *, go_on: Callable[[], bool]
+    settings: Settings, open_engine: OpenEngine, *, go_on: Callable[[], bool], tell: Tell
 ) -> LoadedModel:
     """`load` in a thread that no end of the process waits for: a model file may never come back."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[LoadedModel] = loop.create_future()
 
-    def tell(model: LoadedModel | None, error: BaseException | None) -> None:
+    def hand_over(model: LoadedModel | None, error: BaseException | None) -> None:
         if done.done():  # nobody waits any more
             if model is not None:
                 model.engine.close()
@@ -74,48 +90,41 @@ async def load_in_thread(
     def work() -> None:
         model, failed = None, None
         try:
-            model = load(settings, open_engine, go_on=go_on)
+            model = load(settings, open_engine, go_on=go_on, tell=tell)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the one who waits is told
             failed = error
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(tell, model, failed)
+            loop.call_soon_threadsafe(hand_over, model, failed)
 
     threading.Thread(target=work, name=LOADING, daemon=True).start()
     return await done
 
 
-def load(settings: Settings, open_engine: OpenEngine, *, go_on: Callable[[], bool]) -> LoadedModel:
+def load(
+    settings: Settings, open_engine: OpenEngine, *, go_on: Callable[[], bool], tell: Tell = lambda _: None
+) -> LoadedModel:
     """Everything between the settings and a model that may serve.
 
     Args:
         go_on: asked in between; when it says no, nobody waits for the model, and the proof ends early.
+        tell: called with a word for what is done, where that takes long.
 
     Raises:
         StartupError: with the reason, for the operator.
     """
-    keep_tokenizers_single()
-    keep_onnxruntime_silent()
-    cores = cpu_quota()
-    plan = plan_lanes(cores, settings.lanes, settings.threads_per_lane)
-    if plan.warning is not None:
-        log_event(logger, logging.WARNING, "cpu quota", problem=plan.warning, cores=cores)
-    options = EngineOptions(
-        engine=settings.engine,
-        precision=settings.precision,
-        device=settings.device,
-        lanes=plan.lanes,
-        threads_per_lane=plan.threads_per_lane,
-    )
-    version = open_version(settings.model_store, settings.model, settings.version)
+    version, tokenizer = _open(settings)
     manifest = version.manifest
-    tokenizer = Tokenizer.load(
-        version.read(manifest.tokenizer),
-        max_tokens=manifest.max_tokens,
-        max_text_chars=settings.max_text_chars,
+    cores = cpu_quota()
+    record = tuning.find(settings, version, this_machine(cores))
+    if record is None and settings.tune_at_start:
+        tell("tuning")
+        record = _tune_at_start(settings, version, tokenizer, open_engine=open_engine, go_on=go_on)
+        tell("starting")
+    settings, tuned = (settings, ()) if record is None else tuning.apply(settings, record.choice)
+    engine, settings, plan = _open_proven(
+        settings, version, tokenizer, device=settings.device, open_engine=open_engine, go_on=go_on
     )
-    engine = open_engine(version, options)
     try:
-        _prove(engine, tokenizer, manifest, settings=settings, lanes=plan.lanes, go_on=go_on)
         if not go_on():
             raise StartupError("stopped before the model was ready")  # noqa: TRY301 - the engine is closed below
         tokenizer.start()
@@ -133,8 +142,122 @@ def load(settings: Settings, open_engine: OpenEngine, *, go_on: Callable[[], boo
         lanes=plan.lanes,
         threads_per_lane=plan.threads_per_lane,
         cpu_quota_cores=cores,
+        max_batch_tokens=settings.max_batch_tokens,
+        tuned=tuned,
     )
-    return LoadedModel(manifest, tokenizer, engine, description)
+    return LoadedModel(settings, manifest, tokenizer, engine, description)
+
+
+def _open_proven(
+    settings: Settings,
+    version: Version,
+    tokenizer: Tokenizer,
+    *,
+    device: str,
+    open_engine: OpenEngine,
+    go_on: Callable[[], bool],
+) -> tuple[Engine, Settings, LanePlan]:
+    """An engine that gave the known answers, with the settings and lanes that its device wants.
+
+    With device "auto", one on CUDA that does not is left for the CPU.
+    """
+    cores = cpu_quota()
+    plan = plan_lanes(cores, settings.lanes, settings.threads_per_lane)
+    options = EngineOptions(
+        engine=settings.engine,
+        precision=settings.precision,
+        device=device,
+        lanes=plan.lanes,
+        threads_per_lane=plan.threads_per_lane,
+    )
+    engine = open_engine(version, options)
+    try:
+        chosen = settings_for(engine.device, settings)
+        plan = plan_lanes(cores, chosen.lanes, chosen.threads_per_lane)
+        _prove(engine, tokenizer, version.manifest, settings=chosen, lanes=plan.lanes, go_on=go_on)
+    except StartupError as error:
+        engine.close()
+        if device != "auto" or engine.device != "cuda":
+            raise
+        log_event(logger, logging.WARNING, "cuda is not used", reason=str(error))
+        return _open_proven(settings, version, tokenizer, device="cpu", open_engine=open_engine, go_on=go_on)
+    except BaseException:
+        engine.close()
+        raise
+    if plan.warning is not None:
+        log_event(logger, logging.WARNING, "cpu quota", problem=plan.warning, cores=cores)
+    return engine, chosen, plan
+
+
+def tune(settings: Settings, open_engine: OpenEngine) -> tuple[Record, Path | None]:
+    """Measure what is fastest here, and keep it where the next start finds it.
+
+    Returns:
+        The record, and its file: None when the settings say that there is none.
+
+    Raises:
+        StartupError: nothing could be measured, or the record cannot be kept; the latter is told first.
+    """
+    version, tokenizer = _open(settings)
+    path = tuning.record_path(settings, version)
+    if path is not None:
+        tuning.check_writable(path)
+    record = calibrate(
+        version,
+        tokenizer,
+        settings,
+        open_engine=open_engine,
+        machine=this_machine(cpu_quota()),
+        seconds=settings.tuning_s,
+    )
+    if path is not None:
+        tuning.write(path, record)
+    return record, path
+
+
+def _tune_at_start(
+    settings: Settings,
+    version: Version,
+    tokenizer: Tokenizer,
+    *,
+    open_engine: OpenEngine,
+    go_on: Callable[[], bool],
+) -> Record | None:
+    """A new record, or None. Nothing that goes wrong with it keeps the version from being served."""
+    machine = this_machine(cpu_quota())
+    try:
+        record = calibrate(
+            version,
+            tokenizer,
+            settings,
+            open_engine=open_engine,
+            machine=machine,
+            seconds=settings.tuning_s,
+            go_on=go_on,
+        )
+    except StartupError as error:
+        log_event(logger, logging.WARNING, "tuning failed", reason=str(error))
+        return None
+    log_event(logger, logging.INFO, "tuned", seconds=record.seconds, **asdict(record.choice))
+    path = tuning.record_path(settings, version)
+    try:
+        if path is not None:
+            tuning.write(path, record)
+    except StartupError as error:
+        log_event(logger, logging.WARNING, "tuning not kept", reason=str(error))
+    return record
+
+
+def _open(settings: Settings) -> tuple[Version, Tokenizer]:
+    keep_tokenizers_single()
+    keep_onnxruntime_silent()
+    version = open_version(settings.model_store, settings.model, settings.version)
+    tokenizer = Tokenizer.load(
+        version.read(version.manifest.tokenizer),
+        max_tokens=version.manifest.max_tokens,
+        max_text_chars=settings.max_text_chars,
+    )
+    return version, tokenizer
 
 
 def _prove(

@@ -13,6 +13,8 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+TUNING_OFF = "off"
+
 
 class Settings(BaseSettings):
     """Frozen settings; each field is the variable `VALENCE_<FIELD>`."""
@@ -36,9 +38,10 @@ class Settings(BaseSettings):
         description="Which engine runs the model; auto takes onnx when the version has a file for it. "
         "openvino reads the same file.",
     )
-    precision: Literal["auto", "float32", "bfloat16", "int8"] = Field(
+    precision: Literal["auto", "float32", "float16", "bfloat16", "int8"] = Field(
         default="auto",
-        description="Which form of the version is served; auto takes int8 on a CPU when the version has it. "
+        description="Which form of the version is served; auto takes int8 on a CPU and "
+        "float16 on a GPU when the version has it. "
         "bfloat16 is made by openvino from float32.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -55,6 +58,19 @@ class Settings(BaseSettings):
         ge=1,
         le=256,
         description="Threads inside one batch; unset: the cores of the quota shared by the lanes.",
+    )
+
+    tuning: str | None = Field(
+        default=None,
+        description="File of what `valence tune` chose for ENGINE, PRECISION, LANES, THREADS_PER_LANE and "
+        "MAX_BATCH_TOKENS, used where they are not set; unset: beside the version; off: none.",
+    )
+    tune_at_start: bool = Field(
+        default=False,
+        description="Whether a start without a tuning that fits makes one first; until then it is not ready.",
+    )
+    tuning_s: float = Field(
+        default=30.0, gt=0, le=3600, description="About how long a tuning measures, in seconds."
     )
 
     api_keys: SecretStr | None = Field(
@@ -124,7 +140,9 @@ class Settings(BaseSettings):
         default=5.0,
         ge=0,
         le=600,
-        description="After SIGTERM: readiness is 503 and requests are still served, in seconds.",
+        description="After SIGTERM, SIGINT or SIGHUP: readiness is 503 and requests are still served, in "
+        "seconds. Behind a load balancer longer than it takes to see that; with 0, connections that were "
+        "made and not yet taken are reset.",
     )
     stop_timeout_s: float = Field(
         default=20.0,
@@ -138,7 +156,8 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         default=2048,
         ge=1,
-        description="Most open connections; beyond it only health and metrics are answered.",
+        description="Most open connections; beyond it only health and metrics are answered. Each may hold a "
+        "body of MAX_BODY_BYTES while it arrives. Fewer where the limit on open files is too low for them.",
     )
 
     max_head_bytes: int = Field(
@@ -155,6 +174,8 @@ class Settings(BaseSettings):
                 f"VALENCE_MAX_QUEUE_ITEMS ({self.max_queue_items}) must be at least "
                 f"VALENCE_MAX_TEXTS ({self.max_texts})"
             )
+        if self.tune_at_start and self.tuning == TUNING_OFF:
+            raise ValueError("VALENCE_TUNE_AT_START is set, but VALENCE_TUNING is off")
         return self
 
 

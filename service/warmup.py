@@ -18,12 +18,15 @@ from service.tokenizer import Tokenizer
 SHORTEST = 3
 COMPANY_BOUND = 1e-4
 """Largest change of a probability by the other texts of a batch."""
-BFLOAT16_COMPANY_BOUND = 0.01
-"""The same where it is computed with 8 bits of fraction."""
-MADE_AT_LOAD = {"openvino/bfloat16": ("onnx/float32", 0.1)}
+COMPANY_BOUNDS = {"bfloat16": 0.01, "float16": 0.005}
+"""The same where it is computed with 8 and with 11 bits of fraction."""
+MADE_AT_LOAD = {
+    "openvino/bfloat16": ("onnx/float32", 0.1),
+    "torchscript/float16": ("torchscript/float32", 0.05),
+}
 """What an engine makes of the file of another form: that form, and how far the logits may be from its logits.
 
-The bound is measured in docs/adr/0011.
+The bounds are measured in docs/adr/0011 and 0013.
 """
 
 
@@ -91,7 +94,7 @@ def check_golden_texts(
             depends on the other texts of its batch.
     """
     key, bound = _expectation(engine, manifest)
-    company_bound = BFLOAT16_COMPANY_BOUND if engine.precision == "bfloat16" else COMPANY_BOUND
+    company_bound = COMPANY_BOUNDS.get(engine.precision, COMPANY_BOUND)
     encodings = [tokenizer.encode(golden.text) for golden in manifest.golden_texts]
     expected = np.array([golden.logits[key] for golden in manifest.golden_texts], dtype=np.float32)
     alone = np.concatenate([_run(engine, TokenBatch.of([encoding])) for encoding in encodings])

@@ -25,11 +25,12 @@ FLOORS: tuple[set[str], ...] = (
         "words",
         "alarm",
     },
-    {"answers", "store", "tokenizer", "schemas", "client", "logs", "tallies"},
-    {"engines", "batcher", "exchange", "wire"},
-    {"engines.onnx", "engines.torchscript", "engines.openvino", "metrics", "body_limit", "access"},
-    {"cache", "classifier", "middleware", "openapi"},
-    {"warmup", "connections"},
+    {"answers", "store", "tokenizer", "schemas", "client", "logs", "tallies", "machine", "devices"},
+    {"engines", "batcher", "exchange", "wire", "tuning"},
+    {"engines.buckets", "engines.torchscript", "engines.openvino", "metrics", "body_limit", "access"},
+    {"cache", "classifier", "middleware", "openapi", "engines.binding"},
+    {"warmup", "connections", "yardstick", "engines.onnx"},
+    {"calibration"},
     {"loading"},
     {"predictor"},
     {"life"},
@@ -56,6 +57,7 @@ INNER = {
     "engines",
     "engines.onnx",
 }
+INNER |= {"engines.buckets", "engines.binding", "devices", "machine", "tuning", "yardstick", "calibration"}
 INNER |= {"engines.torchscript", "classifier", "warmup", "loading", "predictor"}
 OUTER = {"fastapi", "starlette", "uvicorn", "service.schemas", "service.exchange", "service.wire"}
 

@@ -6,6 +6,7 @@ Those are imported when their command runs, so that `--help` does not wait for t
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,19 +24,43 @@ from training.data import DataError
 
 # ruff: noqa: PLC0415
 
+STOPPED = 130
+_LEFT = {
+    "fit": "; without --restart it goes on at the last checkpoint",
+    "export": "; nothing is written",
+}
+"""What a command that was stopped leaves behind."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns 0, or 2 when it was refused (the reason is on standard error)."""
+    """Runs one command.
+
+    Returns:
+        0; 2 when it was refused, 1 when no version can be made of a model, 130 when it was stopped by Ctrl-C
+        or SIGTERM. The reason is one line on standard error.
+    """
     # onnxruntime reports to its maker unless it is told otherwise before it is imported.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = build_parser(given[0] if given else "").parse_args(given)
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
+        options = build_parser(given[0] if given else "").parse_args(given)
         code: int = options.run(options)
     except (ConfigError, DataError) as error:
         print(f"valence-train: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"valence-train: stopped{_LEFT.get(given[0] if given else '', '')}", file=sys.stderr)
+        return STOPPED
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return code
+
+
+def _stop(number: int, _frame: object) -> None:
+    """As Ctrl-C does, so that what was begun is put away; and once, so that it is put away to the end."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def build_parser(command: str = "") -> argparse.ArgumentParser:
@@ -113,11 +138,7 @@ def _fit(options: argparse.Namespace) -> int:
     )
     from training.train import fit
 
-    try:
-        metrics = fit(config, options.out, restart=options.restart, threads=options.threads)
-    except KeyboardInterrupt:
-        print("valence-train: stopped; without --restart it goes on at the last checkpoint", file=sys.stderr)
-        return 130
+    metrics = fit(config, options.out, restart=options.restart, threads=options.threads)
     dev = metrics["dev"]
     print(
         f"best epoch {metrics['best_epoch']}: accuracy {dev['accuracy']:.4f}, weighted F1"

@@ -6,12 +6,12 @@ Knows the order of the steps and what is measured; graphs, precision, bounds and
 import argparse
 import os
 import shlex
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import onnx_ir as ir
 import torch
@@ -37,29 +37,24 @@ from training.card import write_card
 from training.config import ConfigError
 from training.data import DataError, Example
 from training.evaluate import read_sets
+from training.forms import FORMS, formats_of
 from training.gate import GOLDEN_TEXTS, MAX_TEXT_CHARS, Commands, Outcome, check_rows, run_gate
-from training.graph import architecture_of, graph_weights, rebuild, round_to_half, store_half, trace
+from training.graph import (
+    Unexportable,
+    architecture_of,
+    graph_weights,
+    one_reason,
+    rebuild,
+    round_to_half,
+    store_half,
+    trace,
+)
+from training.half import compute_half
 from training.origin import NONE_STATED, Origin, open_origin
 from training.own import through_encoder
 from training.parity import RERUN_BOUNDS, Vocabulary, check_same_weights
 from training.quantize import quantize
 from training.torchscript import script_weights, trace_script
-
-
-class Form(NamedTuple):
-    """A file of a version: its name, who reads it and what it computes in."""
-
-    path: str
-    format: Literal["onnx", "torchscript"]
-    precision: Literal["float32", "int8"]
-
-
-FORMS = {
-    "onnx": Form("model.onnx", "onnx", "float32"),
-    "int8": Form("model.int8.onnx", "onnx", "int8"),
-    "torchscript": Form("model.torchscript", "torchscript", "float32"),
-}
-"""What can be asked for, and the file that it becomes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--formats",
         "--format",
         default="onnx,int8",
-        help=f"some of {', '.join(FORMS)}, comma separated; int8 needs onnx (default %(default)s)",
+        help=f"some of {', '.join(FORMS)}, comma separated; int8, and float16 for a GPU, need onnx "
+        "(default %(default)s)",
     )
     add(
         "--data", nargs="+", type=Path, default=[], help="labelled sets; int8 is judged on 2,000 rows or more"
@@ -87,20 +83,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Writes the version and returns 0. Raises ConfigError or DataError, and writes nothing, when refused."""
+    """Writes the version and returns 0; 1 when none can be made of the model.
+
+    Raises ConfigError or DataError, and writes nothing, when refused.
+    """
     try:
         path = export(options)
     except (StartupError, FileExistsError) as error:
         raise ConfigError(str(error)) from error
-    except KeyboardInterrupt:
-        raise ConfigError("stopped; nothing is written") from None
+    except Unexportable as error:
+        print(f"valence-train: error: {error}", file=sys.stderr)
+        return 1
     print(f"{options.name} {options.version} is written: {path}")
     return 0
 
 
 def export(options: argparse.Namespace) -> Path:
     """Makes the files, holds them to the gate and writes the version. Returns its folder."""
-    formats = _formats(options.formats)
+    formats = formats_of(options.formats)
     if options.version in versions(options.store, options.name):
         raise FileExistsError(f"{options.name} {options.version} is in the store; a version is never changed")
     notes = [_read(path) for path in options.card]
@@ -116,7 +116,8 @@ def export(options: argparse.Namespace) -> Path:
     if "int8" in formats:
         check_rows(sets)
     with tempfile.TemporaryDirectory(prefix="valence-export-") as work:
-        files = make_files(origin, formats, Path(work))
+        with one_reason(origin.model):
+            files = make_files(origin, formats, Path(work))
         trial = _try(options, origin, files, work=Path(work), sets=sets)
         sizes = {name: path.stat().st_size for name, path in files.items()}
         card = write_card(trial, sizes, notes).encode()
@@ -134,11 +135,14 @@ def make_files(origin: Origin, formats: Sequence[str], folder: Path) -> dict[str
     files = {FORMS[name].path: folder / FORMS[name].path for name in formats}
     if "onnx" in formats:
         graph = trace(plain, origin.max_tokens)
-        for name in set(formats) & {"onnx", "int8"}:
+        for name in set(formats) & {"onnx", "float16", "int8"}:
             made = graph.clone()
             if name == "int8":
                 quantize(made)
-            store_half(made, parameters)
+            if name == "float16":
+                compute_half(made)
+            else:
+                store_half(made, parameters)
             ir.save(made, files[FORMS[name].path])
     if "torchscript" in formats:
         files["model.torchscript"].write_bytes(trace_script(plain))
@@ -259,16 +263,6 @@ def _shown(path: Path) -> str:
     if root and path.resolve().is_relative_to(Path(root).resolve()):
         return f"$VALENCE_DATA/{path.resolve().relative_to(Path(root).resolve()).as_posix()}"
     return path.name if path.is_absolute() else path.as_posix()
-
-
-def _formats(given: str) -> list[str]:
-    """What was asked for, in the order of FORMS. Raises ConfigError."""
-    asked = {name.strip() for name in given.split(",")}
-    if unknown := sorted(asked - set(FORMS)):
-        raise ConfigError(f"--formats: there is no {unknown[0]!r}, only {', '.join(FORMS)}")
-    if "int8" in asked and "onnx" not in asked:
-        raise ConfigError(f"--formats: {given} has int8 without onnx, which it is made from and judged by")
-    return [name for name in FORMS if name in asked]
 
 
 def _source(given: str) -> Source:

@@ -6,6 +6,7 @@ Knows nothing of quantisation, tokenizers, versions or bounds.
 
 import contextlib
 import logging
+import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -34,10 +35,16 @@ NOT_ARCHITECTURE = (
     "id2label",
     "label2id",
 )
+LONGEST_REASON = 300
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class GraphError(ConfigError):
     """A model that cannot become a graph, or a graph that is not one of ours."""
+
+
+class Unexportable(Exception):
+    """The model is a sound one, and no graph of ours comes out of it."""
 
 
 class Classifier(torch.nn.Module):
@@ -62,6 +69,22 @@ class Classifier(torch.nn.Module):
         extra = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         logits: torch.Tensor = self.model(input_ids=input_ids, attention_mask=mask, **extra).logits
         return logits
+
+
+@contextlib.contextmanager
+def one_reason(model: PreTrainedModel) -> Iterator[None]:
+    """Whatever the tracing of a family that nobody tried raises, as one line. Raises Unexportable."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        first: BaseException = error
+        while first.__cause__ is not None:  # the exporter puts advice of its own before it
+            first = first.__cause__
+        lines = [_COLOUR.sub("", line).strip() for line in str(first).splitlines() if line.strip()]
+        reason = ": ".join([type(first).__name__, *lines[:1]])[:LONGEST_REASON]
+        raise Unexportable(f"a {model.config.model_type} model cannot be exported: {reason}") from error
 
 
 def load_eager(folder: Path) -> PreTrainedModel:

@@ -35,6 +35,9 @@ EXTRAS = {
 }
 """What to install for each engine."""
 
+AUTO_PRECISION = {"cpu": "int8", "cuda": "float16"}
+"""What "auto" takes on a device when the version has a file of it; float32 else."""
+
 NEEDED_INPUTS = {"input_ids", "attention_mask"}
 KNOWN_INPUTS = {*NEEDED_INPUTS, "token_type_ids"}
 
@@ -218,7 +221,7 @@ def _open_on(version: Version, options: EngineOptions, format_name: str, make: M
 
 
 def choose_model(manifest: Manifest, format_name: str, *, precision: str, device: str) -> ModelFile:
-    """The file of a format to serve: in the precision asked for; "auto" is int8 on a CPU, else float32.
+    """The file of a format to serve: in the precision asked for; "auto" goes by the device.
 
     Raises:
         StartupError: the version has no such file; the message says which it has.
@@ -226,7 +229,7 @@ def choose_model(manifest: Manifest, format_name: str, *, precision: str, device
     files: dict[str, ModelFile] = {
         model.precision: model for model in manifest.models if model.format == format_name
     }
-    wanted = [precision] if precision != "auto" else ["int8", "float32"] if device == "cpu" else ["float32"]
+    wanted = [precision] if precision != "auto" else [AUTO_PRECISION[device], "float32"]
     for name in wanted:
         if name in files:
             return files[name]

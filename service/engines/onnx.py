@@ -1,9 +1,12 @@
 """Runs an ONNX classifier with onnxruntime, on a CPU or with CUDA.
 
-One session serves all lanes, so that the weights are in memory once.
+One session serves all lanes, so that the weights are in memory once. With CUDA it runs on buffers of
+few shapes that stay on the device (`service.engines.binding`).
 Knows nothing of texts, queues, settings or HTTP.
 """
 
+import contextlib
+import io
 import logging
 import os
 import platform
@@ -16,6 +19,7 @@ import onnxruntime
 
 from service.core import FloatArray, TokenBatch
 from service.engines import EngineOptions, Integers, ModelShape, check_inputs, feed, open_file
+from service.engines.binding import BoundSession
 from service.errors import EngineFailed, StartupError
 from service.store import Version
 
@@ -25,6 +29,12 @@ INTEGERS: dict[str, Integers] = {"tensor(int64)": np.int64, "tensor(int32)": np.
 # onnxruntime's CPU kernels for these fused nodes are slower than the plain nodes they replace. Measured, one
 # thread: SkipLayerNormalization of [200, 384] 474 µs against 100, BiasGelu of [200, 1536] 395 against 302.
 SLOW_FUSIONS = ["SkipLayerNormFusion", "BiasGeluFusion"]
+CUDA_OPTIONS = {
+    # By default products of float32 are rounded to 10 bits of fraction: not the float32 of the golden texts.
+    "use_tf32": "0",
+    # The default doubles what it takes, and with the shapes of `buckets` there is little to be gained by it.
+    "arena_extend_strategy": "kSameAsRequested",
+}
 INT8_INSTRUCTIONS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 logger = logging.getLogger(__name__)
@@ -50,11 +60,12 @@ class OnnxEngine:
         """Load a model from the bytes of its file, which are not needed afterwards.
 
         Raises:
-            StartupError: the device is not there, or the graph is not a classifier of this shape.
+            StartupError: the device is not there, or not for this precision, or the graph is not a classifier
+                of this shape.
         """
         self.precision = precision
         self.device = "cpu" if options.device == "auto" else options.device
-        _check_device(self.device)
+        _check_device(self.device, precision)
         self.labels = shape.labels
         self.max_tokens = shape.max_tokens
         self._pad_id = shape.pad_id
@@ -62,6 +73,9 @@ class OnnxEngine:
         self._inputs = _read_inputs(session)
         _check_output(session, shape.labels)
         self._run: Callable[..., list[FloatArray]] | None = session.run
+        self._bound: BoundSession | None = None
+        if self.device == "cuda":
+            self._bound = BoundSession(session, device=self.device, inputs=self._inputs, shape=shape)
 
     def run(self, batch: TokenBatch) -> FloatArray:
         """Logits float32[n, labels] of a batch, in its order. May be called from several threads at once.
@@ -70,24 +84,31 @@ class OnnxEngine:
             EngineFailed: the engine is closed, or gave an array of another shape.
             Exception: whatever onnxruntime raises.
         """
-        run = self._run
+        run, bound = self._run, self._bound
         if run is None:
             raise EngineFailed("the engine is closed")
-        logits = run(None, feed(batch, self._pad_id, inputs=self._inputs))[0]
+        if bound is None:
+            logits = run(None, feed(batch, self._pad_id, inputs=self._inputs))[0]
+        else:
+            logits = bound.run(batch)
         if logits.shape != (len(batch), self.labels):
             raise EngineFailed(f"the model gave an array of shape {logits.shape} for {len(batch)} texts")
         return logits
 
     def close(self) -> None:
         """Let the session go; calls that run finish with it. Safe to call twice."""
-        self._run = None
+        self._run = self._bound = None
 
 
-def _check_device(device: str) -> None:
+def _check_device(device: str, precision: str) -> None:
     there = onnxruntime.get_available_providers()
     if PROVIDERS[device] not in there:
         raise StartupError(
             f"device {device} was asked for, but this onnxruntime offers only {', '.join(there)}"
+        )
+    if device == "cuda" and precision == "int8":
+        raise StartupError(
+            "int8 is made for a CPU: with cuda most of it would run there; take float16 or float32"
         )
 
 
@@ -108,18 +129,34 @@ def _open_session(model: bytes, device: str, options: EngineOptions) -> Any:
     exact = has_int8_instructions()
     if not exact:
         settings.add_session_config_entry("session.x64quantprecision", "1")
+    on_cuda = device == "cuda"
+    said = _preload_cuda() if on_cuda else ""
     try:
         session = onnxruntime.InferenceSession(
-            model, settings, providers=[PROVIDERS[device]], disabled_optimizers=SLOW_FUSIONS
+            model,
+            settings,
+            providers=[(PROVIDERS[device], CUDA_OPTIONS if on_cuda else {})],
+            disabled_optimizers=[] if on_cuda else SLOW_FUSIONS,
         )
     except Exception as error:  # onnxruntime's errors have no base of their own
         raise StartupError(f"onnxruntime cannot load the model: {error}") from error
     if PROVIDERS[device] not in session.get_providers():
         used = ", ".join(session.get_providers())
-        raise StartupError(f"device {device} was asked for, but onnxruntime fell back to {used}")
+        raise StartupError(f"device {device} was asked for, but onnxruntime fell back to {used}{said}")
     way = "in 8-bit instructions" if exact else "in 16 bits, to be exact"
     logger.info("onnxruntime %s on %s, 8-bit products %s", onnxruntime.__version__, device, way)
     return session
+
+
+def _preload_cuda() -> str:
+    """Load CUDA's libraries, also from Python packages. Gives what is missing, to end a sentence with."""
+    said = io.StringIO()
+    # It prints what it misses, which would break the format of the log.
+    with contextlib.redirect_stdout(said):
+        onnxruntime.preload_dlls()
+    lines = said.getvalue().split("\n")
+    missing = [line.strip() for line in lines if line.startswith("Failed to load")]
+    return f" ({'; '.join(missing)})" if missing else ""
 
 
 def _read_inputs(session: Any) -> dict[str, Integers]:

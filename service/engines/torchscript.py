@@ -8,6 +8,7 @@ import io
 import logging
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 
@@ -16,19 +17,30 @@ from service.engines import EngineOptions, ModelShape, open_file, pad
 from service.errors import EngineFailed, StartupError
 from service.store import Version
 
+HALF = "float16"
 INPUTS = ["input_ids", "attention_mask"]
 
 logger = logging.getLogger(__name__)
 
 
 def open_engine(version: Version, options: EngineOptions) -> "TorchScriptEngine":
-    """Load the file of a verified version that fits the options; see `service.engines.open_file`."""
+    """Load the file of a verified version that fits the options; see `service.engines.open_file`.
+
+    Precision float16 is computed from the float32 file.
+    """
+    half = options.precision == HALF
+
+    def make(
+        content: bytes, *, shape: ModelShape, precision: str, options: EngineOptions
+    ) -> "TorchScriptEngine":
+        return TorchScriptEngine(content, shape=shape, precision=HALF if half else precision, options=options)
+
     return open_file(
         version,
-        options,
+        replace(options, precision="float32") if half else options,
         format_name="torchscript",
         cuda_is_there=torch.cuda.is_available(),
-        make=TorchScriptEngine,
+        make=make,
     )
 
 
@@ -41,7 +53,8 @@ class TorchScriptEngine:
         """Load a module from the bytes of its file, which are not needed afterwards.
 
         Its `forward` takes input_ids and attention_mask, int64[n, length] each, and gives logits
-        float32[n, labels]. Weights that are stored as float16 are widened.
+        float32[n, labels]. Weights that are stored as float16 are widened. With precision float16 products
+        are computed in it, sums of softmax and normalisation in float32.
 
         The number of threads is the whole process's: of two engines, the one loaded last decides it.
 
@@ -96,9 +109,13 @@ class TorchScriptEngine:
         # answers by a second graph: more memory, and other code for the first calls than for the later ones.
         # Its older executor, and its own without fusing, grew with each new shape (docs/adr/0008).
         # The switch belongs to the thread, so it is set in each call.
-        with torch.inference_mode(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+        with (
+            torch.inference_mode(),
+            torch.jit.optimized_execution(False),  # type: ignore[attr-defined]
+            torch.autocast(self.device, dtype=torch.float16, enabled=self.precision == HALF),
+        ):
             logits: torch.Tensor = module(ids, mask)
-            return logits.cpu()
+            return (logits.float() if logits.dtype == torch.float16 else logits).cpu()
 
     def _probe(self, module: torch.jit.ScriptModule) -> None:
         """Run two texts of padding, which every vocabulary has. Raises StartupError."""

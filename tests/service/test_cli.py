@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -137,6 +138,36 @@ def test_check_says_why_not(store: Path, settings: dict[str, Any], reason: str) 
     assert ran.stderr.startswith("valence: ")
     assert reason in ran.stderr
     assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["predict", "good"]], ids=" ".join)
+def test_ctrl_c_ends_it_at_once_while_a_model_never_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, arguments: list[str]
+) -> None:
+    """A load that nothing can end, in a thread that the end of Python would wait for."""
+    scripts = pytest.importorskip("tests.scripts")
+    endless = """input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    print("loading")
+    for turn in range(1000000000000):
+        input_ids = input_ids + 1
+    return input_ids.float()"""
+    folder = tmp_path_factory.mktemp("endless")
+    make_version(folder, precisions=(), script=lambda _: scripts.scripted(endless))
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "service", *arguments],
+        cwd=ROOT,
+        env=environment(model_store=folder, device="cpu"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"loading\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=SAFETY_S)
+        assert (process.returncode, said) == (130, b"valence: interrupted\n")
+    finally:
+        process.kill()
 
 
 def test_models_are_listed(store: Path) -> None:

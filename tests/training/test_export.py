@@ -1,7 +1,10 @@
 """`valence-train export`, from a run or a folder to a version that the service opens; and what it refuses."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,17 +14,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Backend
+from transformers import LongformerConfig, LongformerForSequenceClassification
 
 from service.engines import EngineOptions, open_engine
 from service.store import Manifest, form, open_version, versions
 from service.tokenizer import Tokenizer
 from service.warmup import check_golden_texts
-from tests.server import serving
+from tests.server import ROOT, SAFETY_S, eventually, serving
 from tests.training.conftest import FinishedRun
 from tests.training.exported import MAX_TOKENS, make_classifier, traced
 from tests.training.tiny import DEV_ROWS, write_rows
 from training.cli import main
 from training.graph import graph_weights, load_eager, rebuild, round_to_half
+from training.pretrained import load_tokenizer
 
 BASE = ("--base-model", "tiny-bert=Apache-2.0")
 
@@ -152,10 +157,10 @@ def test_torchscript_alone_becomes_a_version_that_is_served(tmp_path: Path) -> N
 
 
 def test_all_formats_are_one_version_in_a_fixed_order(rows: Path, tmp_path: Path) -> None:
-    more = ("--formats", "torchscript, int8,onnx", "--data", str(rows))
+    more = ("--formats", "torchscript, int8,onnx,float16", "--data", str(rows))
     assert export(traced("bert").folder, tmp_path, *BASE, *more) == 0
     manifest = manifest_of(tmp_path)
-    forms = ["onnx/float32", "onnx/int8", "torchscript/float32"]
+    forms = ["onnx/float32", "onnx/float16", "onnx/int8", "torchscript/float32"]
     assert [form(m) for m in manifest.models] == forms
     accuracies = {f"{m.format}/{m.precision}" for m in manifest.metrics if m.name == "accuracy"}
     assert accuracies == set(forms)
@@ -247,7 +252,8 @@ def without_model(folder: Path) -> None:
         (without_model, (), "neither a finished run nor"),
         (None, ("--formats", "int8"), "int8 without onnx"),
         (None, ("--formats", "torchscript,int8"), "int8 without onnx"),
-        (None, ("--formats", "onnx,coreml"), "there is no 'coreml', only onnx, int8, torchscript"),
+        (None, ("--formats", "float16"), "float16 without onnx"),
+        (None, ("--formats", "onnx,coreml"), "there is no 'coreml', only onnx, float16, int8, torchscript"),
         (None, ("--formats", ""), "there is no ''"),
         (None, ("--formats", "onnx,int8"), "2,000"),
         (None, ("--max-tokens", "2"), "no room"),
@@ -278,9 +284,62 @@ def test_an_interrupted_export_says_so_and_writes_nothing(
 
     # What Ctrl-C does while the graph is made.
     monkeypatch.setattr("training.export.trace", interrupted)
-    assert export(traced("bert").folder, tmp_path, *BASE, "--formats", "onnx") == 2
-    assert "stopped; nothing is written" in capsys.readouterr().err
+    assert export(traced("bert").folder, tmp_path, *BASE, "--formats", "onnx") == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "valence-train: stopped; nothing is written"
     assert versions(tmp_path, "tiny") == []
+
+
+def test_sigterm_ends_an_export_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    words = ["export", str(traced("bert").folder), "--name", "tiny", "--version", "1", "--threads", "1"]
+    words += ["--store", str(tmp_path / "store")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "training.cli", *words, *BASE, "--formats", "onnx"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            eventually(lambda: list(tmp_path.glob("valence-export-*")) != [], "the files are being made")
+            process.terminate()
+            _, said = process.communicate(timeout=SAFETY_S)
+        finally:
+            process.kill()
+    assert said.decode().splitlines()[-1] == "valence-train: stopped; nothing is written"
+    assert process.returncode == 130
+    assert list(tmp_path.glob("valence-export-*")) == []
+    assert versions(tmp_path / "store", "tiny") == []
+
+
+@pytest.mark.parametrize("form_name", ["onnx", "torchscript"])
+def test_a_family_that_cannot_be_traced_ends_with_one_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form_name: str
+) -> None:
+    """Longformer gives each layer a mask of its own form."""
+    tokenizer = load_tokenizer(str(traced("bert").folder))
+    names = {0: "negative", 1: "positive"}
+    config = LongformerConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        attention_window=[8, 8],
+        pad_token_id=tokenizer.pad_token_id,
+        sep_token_id=tokenizer.sep_token_id,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+        id2label=names,
+        label2id={name: index for index, name in names.items()},
+    )
+    source = tmp_path / "longformer"
+    LongformerForSequenceClassification(config).save_pretrained(source)
+    tokenizer.save_pretrained(source)
+    capsys.readouterr()
+    assert export(source, tmp_path / "store", *BASE, "--formats", form_name) == 1
+    *_, said = capsys.readouterr().err.splitlines()
+    assert said.startswith("valence-train: error: a longformer model cannot be exported: IndexError: ")
+    assert versions(tmp_path / "store", "tiny") == []
 
 
 def test_a_base_that_is_a_folder_must_be_named(
