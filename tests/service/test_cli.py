@@ -268,7 +268,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     shown = capsys.readouterr().out
-    for command in ("serve", "predict", "check", "models", "settings"):
+    for command in ("serve", "predict", "check", "tune", "models", "settings"):
         assert command in shown
         with pytest.raises(SystemExit, match="0"):
             main([command, "--help"])
