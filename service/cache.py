@@ -62,8 +62,8 @@ class Cache:
     Only predictions are kept, never errors. A request that asks for a text in flight waits for it; with what
     it waits for, it is bound by nothing but its own deadline:
 
-    - A leader that gives up (its deadline, its client, a full queue) fails nobody: of those who wait, one is
-      the new leader.
+    - A leader that gives up (its deadline, its client, a full queue) fails nobody by that: of those who wait,
+      one is the new leader. He begins at the end of the queue, with the time that he has left.
     - An error of the text is the leader's own: each of the others then runs the text itself, waiting for no
       further leader.
     - A leader with more to run than the request would run itself is not waited for: one text does not wait
@@ -73,12 +73,18 @@ class Cache:
         items: how many predictions are kept, at least 1; the one goes first that was asked for longest ago.
         model: what names the model and whatever else decides its answers.
         secret: 64 bytes at most; who does not know it cannot look for two texts with the same hash.
+        max_followers: how many texts may wait for those of others. Beyond it a text is run as if nobody else
+            ran it, so that the queue refuses what is too much.
     """
 
-    def __init__(self, items: int, metrics: Metrics, *, model: str, secret: bytes) -> None:
+    def __init__(
+        self, items: int, metrics: Metrics, *, model: str, secret: bytes, max_followers: int = 1024
+    ) -> None:
         if items < 1:
             raise ValueError(f"{items} items are no cache")
         self._items = items
+        self._max_followers = max_followers
+        self._followers = 0
         self._metrics = metrics
         self._hash = blake2b(model.encode() + b"\0", digest_size=_KEY_BYTES, key=secret)
         # Plain tuples, of which the garbage collector loses sight: a full collection with 100,000 items takes
@@ -149,15 +155,22 @@ class Cache:
             and (flight := self._flights.get(key)) is not None
             and flight.chars <= chars
         }
+        if self._followers + len(joined) > self._max_followers:
+            joined = {}
         led = {key: text for key, text in asked.missing.items() if key not in joined}
         timings = Timings()
-        if led:
-            self._metrics.cache_used(misses=len(led))
-            outcomes, timings = await self._lead(led, run)
-            for key, outcome in outcomes.items():
-                asked.find(key, outcome)
+        self._followers += len(joined)
+        try:
+            if led:
+                self._metrics.cache_used(misses=len(led))
+                outcomes, timings = await self._lead(led, run)
+                for key, outcome in outcomes.items():
+                    asked.find(key, outcome)
+            if joined:
+                timings = _sum(timings, Timings(queue_s=await _wait(joined.values(), deadline)))
+        finally:
+            self._followers -= len(joined)
         if joined:
-            timings = _sum(timings, Timings(queue_s=await _wait(joined.values(), deadline)))
             for key, landed in joined.items():
                 shared = landed.result()
                 if isinstance(shared, Prediction):

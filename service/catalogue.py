@@ -116,7 +116,11 @@ CATALOGUE: tuple[MetricDescription, ...] = (
         "Tokens run through the engine: real ones, and the padding that makes a batch a rectangle.",
         ("kind",),
     ),
-    _D("valence_cache_hits_total", "counter", "Texts answered with a remembered prediction."),
+    _D(
+        "valence_cache_hits_total",
+        "counter",
+        "Texts of which the prediction was remembered, those of refused requests too.",
+    ),
     _D("valence_cache_misses_total", "counter", "Texts that were run, or refused, with the cache on."),
     _D(
         "valence_cache_shared_total",

@@ -95,25 +95,31 @@ class BoundedConnection(HttpToolsProtocol):
                 scope["state"].pop(LINE_KEY, None)
 
     def data_received(self, data: bytes) -> None:
+        again: bytes | None = data
+        while again is not None:
+            again = self._read(again)
+
+    def _read(self, data: bytes) -> bytes | None:
+        """Parse a piece; gives back what is to be read again, if a request asks for another protocol."""
         if self._put_off is not None:
-            return  # what follows a request that is refused is not looked at
+            return None  # what follows a request that is refused is not looked at
         self._piece_bytes = len(data)
         self._piece_is_shared = self._unfinished
         # The keep-alive timer goes on until a request begins: empty lines alone are no sign of life.
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_without_upgrade(data[upgrade.args[0] :])
-            return
+            return self._without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             if self._head_too_long:
                 self._refuse(_HEAD_TOO_LONG)
-                return
+                return None
             self.logger.warning("invalid HTTP request")
             if not self._waits_for_others(b"400 Bad Request"):
                 self.send_400_response("Invalid HTTP request received.")
-            return
+            return None
         self._bound_arrival(data)
+        return None
 
     def _bound_arrival(self, data: bytes) -> None:
         if self._in_head:
@@ -228,14 +234,14 @@ class BoundedConnection(HttpToolsProtocol):
     def _asks_to_upgrade(self) -> bool:
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
-        """Read the request again without its wish to change to another protocol, which a server may ignore.
+    def _without_upgrade(self, rest: bytes) -> bytes | None:
+        """The request again, without its wish to change to another protocol, which a server may ignore.
 
         The parser takes what follows such a head for the other protocol, and would lose the body. The HTTP
         client of Java asks for HTTP/2 in this way by default.
         """
         if not self._asks_to_upgrade():
-            return
+            return None
         version = self.parser.get_http_version().encode()
         head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
         for name, value in self.headers:
@@ -243,7 +249,7 @@ class BoundedConnection(HttpToolsProtocol):
                 head += [name, b": ", value, b"\r\n"]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-        self.data_received(b"".join([*head, b"\r\n", rest]))
+        return b"".join([*head, b"\r\n", rest])
 
     def _stop_read_timer(self) -> None:
         if self._read_timer is not None:

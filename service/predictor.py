@@ -227,7 +227,13 @@ class Predictor:
 
     def _make_cache(self, model: ModelDescription) -> Cache:
         served = f"{model.name}/{model.version}/{model.engine}/{model.precision}/{model.device}"
-        cache = Cache(self._settings.cache_items, self._metrics, model=served, secret=secrets.token_bytes())
+        cache = Cache(
+            self._settings.cache_items,
+            self._metrics,
+            model=served,
+            secret=secrets.token_bytes(),
+            max_followers=self._settings.max_queue_items,
+        )
         self._metrics.watch_cache(cache.__len__)
         return cache
 

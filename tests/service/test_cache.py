@@ -440,3 +440,29 @@ async def test_timings_add_up_over_what_was_run_and_waited_for() -> None:
     timings = (await listed)[1]
     assert (timings.tokenize_s, timings.infer_s) == (0.25, 1.0)
     assert timings.queue_s > 0.5
+
+
+async def test_so_many_may_wait_for_others_and_no_more() -> None:
+    desk = Desk()
+    desk.cache = Cache(10, desk.metrics, model="m", secret=b"", max_followers=3)
+    leader = desk.ask("a", "b")
+    await turns()
+    two = desk.ask("a", "b")
+    await turns()
+    assert desk.runs.under_way() == [0]  # two of three wait for the leader
+    too_many = desk.ask("a", "b")
+    await turns()
+    assert desk.runs.under_way() == [0, 1]  # not waited for: the queue is asked
+    desk.runs.refuse(1, QueueFull())
+    with pytest.raises(QueueFull):
+        await too_many
+    desk.runs.come_back(0)
+    assert await leader == await leader
+    assert len((await two)[0]) == 2
+    again = desk.ask("c", "d")
+    await turns()
+    follows = desk.ask("c", "d")
+    await turns()
+    assert desk.runs.under_way() == [2]  # those who waited make room
+    desk.runs.come_back(2)
+    assert len((await again)[0]) == len((await follows)[0]) == 2

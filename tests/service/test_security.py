@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -199,6 +200,18 @@ def test_an_upgrade_asked_for_in_http_1_0_is_answered_in_http_1_0(store: Path) -
     with local_server(model_store=store) as server, socket.create_connection(server.address) as connection:
         connection.sendall(head)
         assert b'{"status":"live"}' in received(connection)
+
+
+def test_many_who_ask_to_upgrade_in_one_piece_are_all_answered(store: Path) -> None:
+    """Each is read again without its wish: by a loop, as a stack would end after some hundreds."""
+    one = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"
+    last = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    with local_server(model_store=store) as server, socket.create_connection(server.address) as connection:
+        sending = threading.Thread(target=connection.sendall, args=(one * 2_000 + last,))
+        sending.start()
+        answered = received(connection)
+        sending.join()
+    assert answered.count(b"HTTP/1.1 200 OK") == 2_001
 
 
 @pytest.mark.parametrize(
