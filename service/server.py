@@ -37,6 +37,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ABANDON_S = 2.0
 _OTHER_FILES = 128
 _ACCEPTED_A_TURN = 16
+_BACKLOG = 2048
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ def make_config(app: Any, settings: Settings) -> BoundedConfig:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # neither the client's address nor the scheme is used
+        backlog=_BACKLOG,
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=math.ceil(settings.stop_timeout_s + _ABANDON_S),
     )
@@ -205,7 +207,7 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to every address of the host, all on one port.
+    """Sockets that listen on every address of the host, all on one port.
 
     Raises:
         StartupError: an address is taken, or there is no such host.
@@ -225,6 +227,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
                 missing = error
         if not sockets and missing is not None:
             raise missing
+        # From here on a connection waits to be taken: whoever reads the address in the log is not refused.
+        for one in sockets:
+            one.listen(_BACKLOG)
     except OSError as error:
         for one in sockets:
             one.close()

@@ -172,7 +172,6 @@ def test_the_port_that_was_free_is_told(store: Path) -> None:
 
 def test_a_port_that_is_taken_is_told(store: Path) -> None:
     with closing(listen("127.0.0.1", 0)[0]) as taken:
-        taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f":{port}: Address already in use"):
             listen("127.0.0.1", port)
@@ -228,7 +227,7 @@ def test_where_few_files_may_be_open_fewer_connections_are_served(store: Path) -
             with connections.pop() as beyond:
                 assert closes(beyond) == b""
             hang_up([connections.pop() for _ in range(2 * RESERVED_CONNECTIONS - 8)])
-            eventually(lambda: is_live(server.url), "live")
+            assert httpx.get(f"{server.url}/health/live", timeout=SAFETY_S, trust_env=False).status_code == 200
             assert post(client).json()["code"] == "crowded"
             hang_up(connections)
             eventually(lambda: post(client).status_code == 200, "served in full")
@@ -345,18 +344,10 @@ def address_of(url: str) -> tuple[str, int]:
 
 def test_a_load_that_never_comes_back_does_not_hold_the_end(store: Path) -> None:
     with starting(module=["tests.service.endless_load"], model_store=store, device="cpu") as server:
-        eventually(lambda: is_live(server.url), "live")
+        assert httpx.get(f"{server.url}/health/live", timeout=SAFETY_S, trust_env=False).status_code == 200
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
         assert server.events("stopped")
-
-
-def is_live(url: str) -> bool:
-    """The address is told a moment before connections are taken."""
-    try:
-        return httpx.get(f"{url}/health/live", timeout=SAFETY_S, trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def test_a_signal_before_the_server_is_there_ends_with_0(store: Path) -> None:
