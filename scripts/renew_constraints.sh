@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check '.[cpu,torch,train,dev]'
+"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check '.[cpu,torch,train,dev,deploy,tracing]'
 
 {
     echo "# Every package of every extra, at one version. Made by scripts/renew_constraints.sh; do not edit."
