@@ -1,9 +1,9 @@
 """Groups concurrent submissions for a blocking function.
 
-One event loop owns the queue; the function runs in lanes (threads). Knows no text, numpy or HTTP.
+The function runs in lanes (threads); who waits for an answer is the loop's alone. Knows no text or HTTP.
 
-    submit ──> WaitingRoom ──_cut, when a lane is free──> Lanes: run(items) ──> _finish ──> Answer
-     loop         loop               loop                     a thread            loop       loop
+    submit ──> WaitingRoom ──_next, when a lane is free──> Lanes: run(items) ──> _finish ──> Answer
+     loop                       loop, or that lane            a thread            loop       loop
 """
 
 import asyncio
@@ -19,9 +19,10 @@ from service.alarm import Alarm
 from service.answers import Answer, Outcome, chained
 from service.errors import DeadlineExceeded, EngineDead, EngineFailed, QueueFull, ServiceError, Stopping
 from service.lanes import Announced, Call, Lanes
+from service.load import Load
 from service.waiting import Limits, WaitingRoom
 
-__all__ = ["Batcher", "Limits", "Load", "Outcome"]
+__all__ = ["Batcher", "Limits", "Outcome"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,27 +32,6 @@ log = logging.getLogger(__name__)
 _LONGEST_RETRY_S = 60
 _PATIENCE = 0.5  # share of its time that a submission may be expected to wait: the lanes may get slower
 _TIMER_GRAIN_S = 0.001  # uvloop counts in whole milliseconds and may call that much early
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A look at the batcher.
-
-    Attributes:
-        queued_items, queued_tokens: what waits for a lane.
-        oldest_age_s: how long the oldest of it has been waiting.
-        busy_lanes, running_items: calls under way, and the items in them.
-        longest_run_s: how long the call has been under way that was begun first.
-        dead: whether a defect has ended the batcher; it then refuses everything.
-    """
-
-    queued_items: int
-    queued_tokens: int
-    oldest_age_s: float
-    busy_lanes: int
-    longest_run_s: float
-    dead: bool
-    running_items: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -76,7 +56,9 @@ class Batcher(Generic[T, R]):
     def __init__(self, run: Callable[[Sequence[T]], Sequence[R]], *, lanes: int, limits: Limits) -> None:
         self._run = run
         self._limits = limits
-        self._lanes: Lanes[_Item[T, R], R] = Lanes(self._call, lanes, done=self._finish, died=self._die)
+        self._lanes: Lanes[_Item[T, R], R] = Lanes(
+            self._call, lanes, follow=self._follow, done=self._finish, died=self._die
+        )
         self._room: WaitingRoom[Answer[R], _Item[T, R]] = WaitingRoom(limits)
         self._open: set[Answer[R]] = set()
         self._cut_is_due = False
@@ -211,17 +193,35 @@ class Batcher(Generic[T, R]):
         return answer
 
     def _cut(self) -> None:
-        """Give each free lane a batch. Work that would leave a lane free is shared out evenly."""
+        """Give each free lane a batch."""
         self._cut_is_due = False
         with self._announced:
             self._expire()
-            while (free := self._lanes.free) and self._room.items and not self._lingers():
-                items = self._room.take(share=math.ceil(self._room.items / free))
-                self._lanes.hand_in(Call(items, tokens=sum(item.length for item in items)))
+            while (free := self._lanes.free) and not self._lingers() and (call := self._next(free)):
+                self._lanes.hand_in(call)
+
+    def _follow(self) -> Call[_Item[T, R], R] | None:
+        """What a lane that has made its call is to do next. Called by that lane."""
+        if self._limits.linger_s and not self._room.fills_a_batch():
+            return None  # the loop knows how long to wait for company
+        return self._next(self._lanes.free + 1)
+
+    def _next(self, free: int) -> Call[_Item[T, R], R] | None:
+        """A batch for one of so many free lanes: work that would leave one free is shared out evenly.
+
+        What is past its deadline is left out. It is failed on the loop, by its alarm.
+        """
+        while waiting := self._room.items:
+            now = time.monotonic()
+            taken = self._room.take(share=math.ceil(waiting / free))
+            items = [item for item in taken if item.answer.deadline > now]
+            if items:
+                return Call(items, tokens=sum(item.length for item in items))
+        return None
 
     def _lingers(self) -> bool:
         """Whether a free lane is to wait for company; a timer then cuts later."""
-        if not self._limits.linger_s or self._stopping or self._room.fills_a_batch():
+        if not self._limits.linger_s or not self._room.items or self._stopping or self._room.fills_a_batch():
             return False
         oldest_s = min(answer.arrived_s for answer in self._room.groups())
         left_s = oldest_s + self._limits.linger_s - time.monotonic()
@@ -241,7 +241,7 @@ class Batcher(Generic[T, R]):
             self._alarm.set(min((answer.deadline for answer in self._open), default=math.inf))
 
     def _call(self, items: Sequence[_Item[T, R]]) -> Sequence[R]:
-        """What a lane calls; the only method that does not run on the loop."""
+        """What a lane calls."""
         return self._run([item.value for item in items])
 
     def _finish(self, call: Call[_Item[T, R], R]) -> None:

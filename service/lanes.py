@@ -1,7 +1,7 @@
 """A fixed set of threads that run a blocking function, and how fast they are.
 
-One hand-off in and one message to the loop back for each call. Nothing polls: an idle lane sleeps until a
-call is handed in. Knows nothing of queues, requests or deadlines.
+A lane that has made a call asks for the next one itself, and tells the loop of both in one message. Nothing
+polls: an idle lane sleeps until a call is handed in. Knows nothing of queues, requests or deadlines.
 """
 
 import asyncio
@@ -134,6 +134,8 @@ class Lanes(Generic[I, R]):
 
     Args:
         run: the blocking function; `count` threads may be in it at the same time.
+        follow: called in a lane whose call went well: what it is to do next, or None. When all cores are busy
+            the loop is late, and a lane that waited for it would be idle for that long.
         done: called on the loop with each call that was made.
         died: called on the loop with what ended a thread by accident.
 
@@ -146,6 +148,7 @@ class Lanes(Generic[I, R]):
         run: Callable[[Sequence[I]], Sequence[R]],
         count: int,
         *,
+        follow: Callable[[], Call[I, R] | None],
         done: Callable[[Call[I, R]], None],
         died: Callable[[BaseException], None],
     ) -> None:
@@ -154,6 +157,7 @@ class Lanes(Generic[I, R]):
         self.under_way: dict[Call[I, R], None] = {}
         self._run = run
         self._count = count
+        self._follow = follow
         self._done = done
         self._died = died
         self._rate = DrainRate(count)
@@ -212,15 +216,27 @@ class Lanes(Generic[I, R]):
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             while (call := self._inbox.get()) is not None:
-                call.make(self._run)
-                _tell(loop, self._back, call)
-                del call  # an idle lane holds nobody's items
+                while call is not None:
+                    call = self._make(loop, call)
         except BaseException as error:  # noqa: BLE001 - the death of a lane is announced
             _tell(loop, self._died, error)
         _tell(loop, self._lane_ended)
 
-    def _back(self, call: Call[I, R]) -> None:
+    def _make(self, loop: asyncio.AbstractEventLoop, call: Call[I, R]) -> Call[I, R] | None:
+        """Make a call and hand it back, whatever becomes of this lane; gives the one that follows."""
+        following = None
+        call.make(self._run)
+        try:
+            if call.error is None:
+                following = self._follow()
+        finally:
+            _tell(loop, self._back, call, following)
+        return following
+
+    def _back(self, call: Call[I, R], following: Call[I, R] | None) -> None:
         del self.under_way[call]
+        if following is not None:
+            self.under_way[following] = None
         self._rate.called(0 if call.error is not None else call.tokens, call.run_s)
         self._done(call)
 

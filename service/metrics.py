@@ -17,9 +17,9 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from service.batcher import Load
 from service.catalogue import CATALOGUE, ROUTE_STATUSES, STAGES, TIMED_ROUTES, MetricDescription
 from service.errors import ServiceError, TextRefused
+from service.load import Load
 from service.tallies import Histogram, Histograms, Number, Numbers
 
 

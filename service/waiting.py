@@ -1,11 +1,13 @@
 """The line in which items wait for a batch: its bounds, its order, and the choice of the next batch.
 
-Knows nothing of threads, futures, deadlines or what an item is.
+Any thread may call it: each method is whole before the next one begins. Knows nothing of futures, deadlines
+or what an item is.
 """
 
+import threading
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -68,28 +70,35 @@ class WaitingRoom(Generic[G, I]):
     Each length has a line of its own, in order of arrival, and the lengths are sorted: the neighbours of an
     item in length are found by walking outwards. A step costs the same however many items wait, and an item
     that leaves is really gone: nothing piles up while no batch is picked.
+
+    Attributes:
+        items, tokens: what waits.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.items = 0
         self.tokens = 0
         self._limits = limits
+        self._lock = threading.Lock()
         self._numbers = 0
         self._parties: OrderedDict[G, _Party[G, I]] = OrderedDict()  # the first one has the next turn
         self._lines: dict[int, OrderedDict[_Place[G, I], None]] = {}
         self._lengths: list[int] = []  # the keys of _lines, sorted
         self._alone: OrderedDict[_Place[G, I], None] = OrderedDict()
 
-    def groups(self) -> Collection[G]:
+    def groups(self) -> list[G]:
         """The groups of which something waits, the next turn first."""
-        return self._parties.keys()
+        with self._lock:
+            return list(self._parties)
 
     def admits(self, items: int, tokens: int) -> bool:
         """Whether so much more may wait."""
         limits = self._limits
-        return self.items == 0 or (
-            self.items + items <= limits.max_queue_items and self.tokens + tokens <= limits.max_queue_tokens
-        )
+        with self._lock:
+            return self.items == 0 or (
+                self.items + items <= limits.max_queue_items
+                and self.tokens + tokens <= limits.max_queue_tokens
+            )
 
     def tokens_before(self, items: int) -> float:
         """About how many tokens are run before a new group of so many items has had its turns.
@@ -97,39 +106,44 @@ class WaitingRoom(Generic[G, I]):
         Of each group that waits not more than `items` items have a turn before that, so that one group of
         hundreds does not count in full against a single item.
         """
-        if not self.items:
-            return 0.0
-        return self.tokens * min(1.0, len(self._parties) * items / self.items)
+        with self._lock:
+            if not self.items:
+                return 0.0
+            return self.tokens * min(1.0, len(self._parties) * items / self.items)
 
     def fills_a_batch(self) -> bool:
         """Whether enough waits for a batch that nothing could be added to."""
         limits = self._limits
-        full = self.items >= limits.max_batch_items or self.tokens >= limits.max_batch_tokens
-        return full or bool(self._alone)
+        with self._lock:
+            full = self.items >= limits.max_batch_items or self.tokens >= limits.max_batch_tokens
+            return full or bool(self._alone)
 
     def add(self, group: G, items: Sequence[I], lengths: Sequence[int]) -> None:
         """The items of a group join the line; a new group has its turn after those that wait."""
-        for item, length in zip(items, lengths, strict=True):
-            place = self._enter(group, item, length)
-            line = self._lines.get(length)
-            if line is None:
-                line = self._lines[length] = OrderedDict()
-                insort(self._lengths, length)
-            line[place] = None
+        with self._lock:
+            for item, length in zip(items, lengths, strict=True):
+                place = self._enter(group, item, length)
+                line = self._lines.get(length)
+                if line is None:
+                    line = self._lines[length] = OrderedDict()
+                    insort(self._lengths, length)
+                line[place] = None
 
     def add_alone(self, group: G, item: I, length: int) -> None:
         """An item that goes before all others, in a batch of its own."""
-        place = self._enter(group, item, length)
-        place.alone = True
-        self._alone[place] = None
+        with self._lock:
+            place = self._enter(group, item, length)
+            place.alone = True
+            self._alone[place] = None
 
     def remove(self, group: G) -> None:
         """Nothing of this group waits any longer; an unknown group is no error."""
-        party = self._parties.get(group)
-        if party is not None:
-            for place in party.places[party.first :]:
-                if place.waiting:
-                    self._leave(place)
+        with self._lock:
+            party = self._parties.get(group)
+            if party is not None:
+                for place in party.places[party.first :]:
+                    if place.waiting:
+                        self._leave(place)
 
     def take(self, share: int) -> list[I]:
         """The next batch, of at most `share` items; it leaves the line.
@@ -138,18 +152,19 @@ class WaitingRoom(Generic[G, I]):
         rest are the waiting items nearest to it in length (the older of two that are equally near), within
         the limits.
         """
-        if self._alone:
-            place = next(iter(self._alone))
-            self._leave(place)
-            return [place.item]
-        if not self._parties:
-            return []
-        party = next(iter(self._parties.values()))
-        anchor = party.oldest()
-        self._leave(anchor)
-        if party.waiting:
-            self._parties.move_to_end(party.group)
-        return [anchor.item, *self._neighbours(anchor.length, min(share, self._limits.max_batch_items))]
+        with self._lock:
+            if self._alone:
+                place = next(iter(self._alone))
+                self._leave(place)
+                return [place.item]
+            if not self._parties:
+                return []
+            party = next(iter(self._parties.values()))
+            anchor = party.oldest()
+            self._leave(anchor)
+            if party.waiting:
+                self._parties.move_to_end(party.group)
+            return [anchor.item, *self._neighbours(anchor.length, min(share, self._limits.max_batch_items))]
 
     def _neighbours(self, length: int, max_items: int) -> list[I]:
         taken: list[I] = []

@@ -140,12 +140,36 @@ def test_p06_what_is_overdue_at_the_cut_is_not_run_though_its_timer_has_not_fire
             await engine.entered(1)
             late = send(batcher, "late", deadline=loop.time() + 10)
             await turns()
-            engine.let_through()
-            loop.handed_back.wait()  # the loop hangs: in its next turn the cut comes before the timers
             clock.forward(11)
+            engine.let_through()
+            loop.handed_back.wait()  # the loop hangs: the lane is alone with what waits
             with pytest.raises(DeadlineExceeded):
                 await late
             assert values(await first) == ["first!"]
+        assert engine.calls == [["first"]]
+
+    with turned_clock() as clock:
+        run_on(WatchedLoop, test)
+
+
+def test_p06_what_is_overdue_when_the_loop_cuts_is_not_run() -> None:
+    """A lane whose call failed leaves the next cut to the loop, and there it comes before the timers."""
+
+    async def test() -> None:
+        engine = Engine()
+        engine.faults = {"first": RuntimeError("first")}
+        loop = watched_loop()
+        async with running(engine) as batcher:
+            first = send(batcher, "first")
+            await engine.entered(1)
+            late = send(batcher, "late", deadline=loop.time() + 10)
+            await turns()
+            engine.let_through()
+            loop.handed_back.wait()
+            clock.forward(11)
+            with pytest.raises(DeadlineExceeded):
+                await late
+            assert values(await first) == [None]
         assert engine.calls == [["first"]]
 
     with turned_clock() as clock:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from service.batcher import Batcher, Limits, Load
+from service.batcher import Batcher, Limits
 from service.errors import QueueFull, Stopping
+from service.load import Load
 from tests.service.by_hand import (
     SAFETY_S,
     Engine,

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from service.lanes import Call, DrainRate, Lanes
-from tests.service.by_hand import on_each_loop, run_on, turned_clock
+from tests.service.by_hand import SAFETY_S, on_each_loop, run_on, turned_clock
+
+
+def nothing() -> None:
+    """No call follows."""
 
 
 def test_nothing_is_known_before_the_first_call() -> None:
@@ -65,7 +69,7 @@ async def test_calls_come_back_on_the_loop_and_lanes_outlive_what_they_raise() -
 
     done: asyncio.Queue[Call[int, int]] = asyncio.Queue()
     died: list[BaseException] = []
-    lanes: Lanes[int, int] = Lanes(run, 1, done=done.put_nowait, died=died.append)
+    lanes: Lanes[int, int] = Lanes(run, 1, follow=nothing, done=done.put_nowait, died=died.append)
     lanes.start()
     for values in ([0], [3, 4]):
         lanes.hand_in(Call(values, tokens=1))
@@ -77,6 +81,30 @@ async def test_calls_come_back_on_the_loop_and_lanes_outlive_what_they_raise() -
     lanes.stop()
     await lanes.ended()
     assert died == []
+
+
+@on_each_loop
+async def test_a_lane_goes_on_without_the_loop_unless_its_call_failed() -> None:
+    ready: list[Call[int, int]] = [Call([number], tokens=1) for number in (4, 3, 2)]
+    made: list[int] = []
+    enough = threading.Event()
+
+    def run(values: Sequence[int]) -> Sequence[int]:
+        made.extend(values)
+        if 3 in values:
+            enough.set()
+            raise RuntimeError
+        return values
+
+    back: asyncio.Queue[Call[int, int]] = asyncio.Queue()
+    lanes: Lanes[int, int] = Lanes(run, 1, follow=ready.pop, done=back.put_nowait, died=raise_it)
+    lanes.start()
+    lanes.hand_in(Call([1], tokens=1))
+    assert enough.wait(SAFETY_S), "the loop stands still, and three calls were made"
+    assert [(await back.get()).items for _ in range(3)] == [[1], [2], [3]]
+    assert (made, lanes.free, len(ready)) == ([1, 2, 3], 1, 1)
+    lanes.stop()
+    await lanes.ended()
 
 
 def test_the_estimate_counts_failed_calls_and_one_that_is_stuck_as_slow() -> None:
@@ -91,7 +119,7 @@ def test_the_estimate_counts_failed_calls_and_one_that_is_stuck_as_slow() -> Non
 
     async def test() -> None:
         done: asyncio.Queue[Call[str, str]] = asyncio.Queue()
-        lanes: Lanes[str, str] = Lanes(run, 1, done=done.put_nowait, died=raise_it)
+        lanes: Lanes[str, str] = Lanes(run, 1, follow=nothing, done=done.put_nowait, died=raise_it)
         lanes.start()
         lanes.hand_in(Call(["fails"], tokens=1000))
         failed = await done.get()

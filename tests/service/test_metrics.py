@@ -7,9 +7,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from service.batcher import Load
 from service.catalogue import CATALOGUE, ROUTE_STATUSES, STAGES, TIMED_ROUTES
 from service.errors import ServiceError, TextRefused
+from service.load import Load
 from service.metrics import Metrics
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
