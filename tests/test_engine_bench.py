@@ -14,7 +14,9 @@ from load_tests.engine_bench import (
     subjects,
     texts_of,
 )
+from load_tests.engine_profile import profile
 from service.core import Encoding, TokenBatch
+from service.engines import choose_model
 from service.store import open_version
 
 ROOT = Path(__file__).parent.parent
@@ -78,3 +80,11 @@ def test_the_command_prints_a_table_and_writes_the_same_figures(
     assert "onnxruntime 1." in printed
     for row in rows:
         assert f"| {row['plan']} | {row['engine']} | {row['best_texts_per_s']:.0f} (" in printed
+
+
+def test_the_profile_names_the_nodes_and_what_they_took(tmp_path: Path) -> None:
+    version = open_version(ROOT / "model_store", "sentiment")
+    model = version.read(choose_model(version.manifest, "onnx", precision="int8", device="cpu"))
+    by_kind, whole_us = profile(model, 2, 7, folder=tmp_path)
+    assert by_kind["MatMulIntegerToFloat"] > max(by_kind["Gelu"], by_kind["Gather"]) > 0
+    assert by_kind.total() <= whole_us
