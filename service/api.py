@@ -72,7 +72,10 @@ class Api:
             raise TooManyTexts(f"The request brings {len(texts)} texts; at most {most} are taken.")
         with ClientWatch(request.scope):
             answer = await self._life.predictor.predict(
-                texts, truncate=asked.truncate, timeout_s=time_left_s(request.scope, most_s)
+                texts,
+                truncate=asked.truncate,
+                timeout_s=time_left_s(request.scope, most_s),
+                spans=exchange.spans,
             )
         first = answer.outcomes[0]
         if isinstance(asked.inputs, str) and isinstance(first, ServiceError):

@@ -22,7 +22,7 @@ from service.body_limit import BodyLimit
 from service.errors import NotFound
 from service.life import Life
 from service.loading import OpenEngine
-from service.metrics import Metrics
+from service.metrics import Metrics, service_version
 from service.middleware import Connections, Errors, Exchanges
 from service.openapi import (
     OPENMETRICS,
@@ -38,8 +38,10 @@ from service.openapi import (
     request_body,
 )
 from service.predictor import Predictor
+from service.quota import memory_limit, throttled_folder, throttling
 from service.schemas import Health, ModelList, PredictResponse
 from service.settings import Settings
+from service.tracing import open_tracer
 
 
 def create_app(settings: Settings, *, open_engine: OpenEngine = engines.open_engine) -> FastAPI:
@@ -50,11 +52,14 @@ def create_app(settings: Settings, *, open_engine: OpenEngine = engines.open_eng
         open_engine: how the predictor gets its engine; a test may bring its own.
 
     Raises:
-        StartupError: API keys are wanted and cannot be read.
+        StartupError: API keys are wanted and cannot be read, or traces and OpenTelemetry is not there.
     """
     keys = open_keys(settings)
     metrics = Metrics(deadline_s=settings.request_timeout_s)
-    life = Life(settings, metrics, Predictor(settings, metrics, open_engine=open_engine))
+    metrics.watch_limits(functools.partial(throttling, throttled_folder()), memory_limit_bytes=memory_limit())
+    tracer = open_tracer(settings, version=service_version())
+    predictor = Predictor(settings, metrics, open_engine=open_engine, traced=tracer is not None)
+    life = Life(settings, metrics, predictor, tracer)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -115,7 +120,7 @@ def layers(life: Life, keys: Keys | None = None) -> list[Middleware]:
     """The layers round the routes, the outermost first; without keys, none asks for one."""
     ask = Middleware(Access, keys=keys, paths=open_paths(life.settings)) if keys is not None else None
     return [
-        Middleware(Exchanges, metrics=life.metrics),
+        Middleware(Exchanges, metrics=life.metrics, tracer=life.tracer),
         Middleware(Connections, is_draining=life.is_draining),
         Middleware(BodyLimit, max_body_bytes=life.settings.max_body_bytes),
         Middleware(Errors),

@@ -43,7 +43,25 @@ class MetricDescription:
     up_to_deadline: bool = False
 
 
-_REQUEST_S = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_REQUEST_S = (
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.05,
+    0.1,
+    0.2,
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+)
 _STAGE_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _BATCH_ITEMS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -145,6 +163,22 @@ CATALOGUE: tuple[MetricDescription, ...] = (
     ),
     _D("valence_threads_per_lane", "gauge", "Threads that the engine uses inside one batch."),
     _D("valence_cpu_quota_cores", "gauge", "Cores that the service may use, from quota and affinity."),
+    _D("valence_cpu_periods_total", "counter", "Periods of the CPU limit of the cgroup; 0 without a limit."),
+    _D(
+        "valence_cpu_throttled_periods_total",
+        "counter",
+        "Periods in which the CPU limit was used up, so that threads had to wait.",
+    ),
+    _D(
+        "valence_cpu_throttled_seconds_total",
+        "counter",
+        "Seconds that the CPU limit made threads wait, added up over the cores.",
+    ),
+    _D(
+        "valence_memory_limit_bytes",
+        "gauge",
+        "Memory that the service may use: the least of the limits of its cgroups and the machine's memory.",
+    ),
     _D(
         "valence_event_loop_lag_seconds",
         "histogram",

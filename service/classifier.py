@@ -5,7 +5,8 @@ Knows nothing of queues, deadlines or HTTP.
 
 import time
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from threading import current_thread
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,17 @@ from service.core import Encoding, FloatArray, Prediction, TokenBatch
 from service.engines import Engine
 from service.errors import EngineFailed
 from service.metrics import Metrics
+from service.tracing import Batch
 
 Activation: TypeAlias = Literal["softmax", "sigmoid"]
 Result: TypeAlias = Prediction | EngineFailed
+
+
+class Traced(NamedTuple):
+    """A result, and the batch that gave it."""
+
+    result: Result
+    batch: Batch
 
 
 class Classifier:
@@ -30,10 +39,13 @@ class Classifier:
         self._activation: Activation = activation
         self._temperature = temperature
 
-    def __call__(self, encodings: Sequence[Encoding]) -> list[Result]:
+    def __call__(self, encodings: Sequence[Encoding], *, ran: list[TokenBatch] | None = None) -> list[Result]:
         """A prediction for each text, in order; an error for one whose logits are not finite numbers.
 
         Texts with the same tokens share a row of the batch.
+
+        Args:
+            ran: gets the batch that the engine ran.
 
         Raises:
             Exception: whatever the engine raises; it then has no answer for any text of this batch.
@@ -56,11 +68,29 @@ class Classifier:
         if logits.shape != (len(batch), self._engine.labels):
             # One column too many would be served as a label, one too few would fail the whole request.
             raise EngineFailed(f"the engine gave an array of shape {logits.shape} for {len(batch)} texts")
+        if ran is not None:
+            ran.append(batch)
         finite = np.all(np.isfinite(logits), axis=1, keepdims=True)
         usable = np.where(finite, logits, np.float32(0))
         scores = activate(usable, self._activation, temperature=self._temperature)
         rows = list(zip(finite[:, 0].tolist(), logits.tolist(), scores.tolist(), strict=True))
         return [_result(encoding, *rows[row]) for encoding, row in zip(encodings, row_of, strict=True)]
+
+    def traced(self, encodings: Sequence[Encoding]) -> list[Traced]:
+        """The same, each with the batch that it was in."""
+        ran: list[TokenBatch] = []
+        started_s = time.perf_counter()
+        results = self(encodings, ran=ran)
+        batch = Batch(
+            started_s,
+            time.perf_counter(),
+            texts=len(encodings),
+            items=len(ran[0]),
+            tokens=len(ran[0].ids),
+            padded_tokens=ran[0].padded_tokens,
+            lane=current_thread().name,
+        )
+        return [Traced(result, batch) for result in results]
 
 
 def _result(encoding: Encoding, is_finite: bool, logits: list[float], scores: list[float]) -> Result:

@@ -25,7 +25,7 @@ from service.manifest import form
 from service.metrics import Metrics, service_version
 from service.predictor import Predictor
 from service.schemas import PredictRequest
-from service.settings import Settings, SettingsError, env_example, read_settings, unknown_variables
+from service.settings import Settings, SettingsError, describe_settings, read_settings, unknown_variables
 from service.store import list_models
 from service.tuning import table
 from service.wire import outcome_entry
@@ -203,3 +203,9 @@ def _chunks(texts: Iterable[str], size: int) -> Iterator[list[str]]:
     rest = iter(texts)
     while chunk := list(islice(rest, size)):
         yield chunk
+
+
+def env_example() -> str:
+    """The documented `.env.example`: each setting, commented out, with its default."""
+    parts = [f"# {description}\n#{name}={default}\n" for name, default, description in describe_settings()]
+    return "\n".join(parts)

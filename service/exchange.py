@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from service.core import Timings
 from service.errors import BadRequest, DeadlineExceeded, MethodNotAllowed, ServiceError, Unauthorized
 from service.schemas import Problem
+from service.tracing import Spans, TraceIds
 
 _KEY = "exchange"
 TIMEOUT_HEADER = b"x-request-timeout"
@@ -32,6 +33,8 @@ class Exchange:
         status: of the answer; 0 until it is begun.
         code: of the error that was answered, if any.
         texts, tokens, timings, version: of a prediction.
+        trace: where it stands in a trace: where its caller says so, or when tracing is on.
+        spans: what is kept of it, when the trace is kept.
         headers: of the request, by lower-case name; the first of those that stand twice.
     """
 
@@ -46,6 +49,8 @@ class Exchange:
     tokens: int | None = None
     timings: Timings | None = None
     version: str | None = None
+    trace: TraceIds | None = None
+    spans: Spans | None = None
     headers: dict[bytes, bytes] = field(default_factory=dict)
 
     def duration_s(self) -> float:

@@ -15,8 +15,11 @@ from service.logs import log_event
 from service.metrics import Metrics
 from service.predictor import Predictor
 from service.settings import Settings
+from service.tracing import Tracer
 
 LAG_PERIOD_S = 0.5
+FLUSH_S = 5.0
+"""How long the end waits for traces to be sent, where the stop timeout leaves that much."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +39,13 @@ class Life:
         started: done when the predictor is warm (None) or cannot start (the reason). Made by `run`.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, predictor: Predictor) -> None:
+    def __init__(
+        self, settings: Settings, metrics: Metrics, predictor: Predictor, tracer: Tracer | None = None
+    ) -> None:
         self.settings = settings
         self.metrics = metrics
         self.predictor = predictor
+        self.tracer = tracer
         self.phase = Phase.SERVING
         self._stop_by_s = 0.0
         self.started: asyncio.Future[str | None]
@@ -79,6 +85,8 @@ class Life:
     async def run(self) -> AsyncIterator[None]:
         """Start in the background and go on at once; at the end stop, within the stop timeout."""
         self.started = asyncio.get_running_loop().create_future()
+        if self.tracer is not None:
+            self.tracer.start()
         start = asyncio.create_task(self._start())
         lag = _LagProbe(self.metrics)
         try:
@@ -89,6 +97,9 @@ class Life:
             start.cancel()
             await asyncio.gather(start, return_exceptions=True)
             await self.predictor.stop(max(0.0, self._stop_by_s - time.monotonic()))
+            if self.tracer is not None:
+                left_s = max(0.0, self._stop_by_s - time.monotonic())
+                await asyncio.to_thread(self.tracer.close, min(left_s, FLUSH_S))
 
     async def _start(self) -> None:
         try:

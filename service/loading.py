@@ -169,6 +169,7 @@ def _open_proven(
         device=device,
         lanes=plan.lanes,
         threads_per_lane=plan.threads_per_lane,
+        lone_threads=min(settings.lone_threads, max(1, int(cores))),
     )
     engine = open_engine(version, options)
     try:

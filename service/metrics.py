@@ -20,6 +20,7 @@ from prometheus_client.process_collector import ProcessCollector
 from service.catalogue import CATALOGUE, ROUTE_STATUSES, STAGES, TIMED_ROUTES, MetricDescription
 from service.errors import ServiceError, TextRefused
 from service.load import Load
+from service.quota import Throttling
 from service.tallies import Histogram, Histograms, Number, Numbers
 
 
@@ -38,6 +39,7 @@ class Metrics:
         self._load: Callable[[], Load] | None = None
         self._is_ready: Callable[[], bool] | None = None
         self._cache_items: Callable[[], int] | None = None
+        self._throttling: Callable[[], Throttling] | None = None
         self._bind_http()
         self._bind_work()
         self._numbers("valence_build_info").series(service_version(), platform.python_version()).value = 1
@@ -117,13 +119,21 @@ class Metrics:
         """A request is in flight until `request_finished` is called for it."""
         self._in_flight[route].value += 1
 
-    def request_finished(self, *, route: str, status: int, duration_s: float) -> None:
-        """The request of a `request_started` was answered, or its client is gone (499)."""
+    def request_finished(
+        self, *, route: str, status: int, duration_s: float, trace_id: str | None = None
+    ) -> None:
+        """The request of a `request_started` was answered, or its client is gone (499).
+
+        With the id of its trace, if that is kept, it may be the exemplar of its bucket.
+        """
         self._in_flight[route].value -= 1
         requests, durations = self._answers.get((route, status)) or self._bind_answer(route, status)
         requests.value += 1
         if durations is not None:
-            durations.observe(duration_s)
+            if trace_id is None:
+                durations.observe(duration_s)
+            else:
+                durations.observe_traced(duration_s, trace_id)
 
     def refused(self, code: str) -> None:
         """A request was answered with the error of this code."""
@@ -204,6 +214,11 @@ class Metrics:
         """From now on `is_ready` is asked at each scrape."""
         self._is_ready = is_ready
 
+    def watch_limits(self, throttling: Callable[[], Throttling], *, memory_limit_bytes: int) -> None:
+        """From now on `throttling` is asked at each scrape for what the CPU limit has done."""
+        self._throttling = throttling
+        self._set("valence_memory_limit_bytes", memory_limit_bytes)
+
     # The way out.
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
@@ -219,6 +234,11 @@ class Metrics:
             self._set("valence_ready", self._is_ready())
         if self._cache_items is not None:
             self._set("valence_cache_items", self._cache_items())
+        if self._throttling is not None:
+            held_back = self._throttling()
+            self._set("valence_cpu_periods_total", held_back.periods)
+            self._set("valence_cpu_throttled_periods_total", held_back.throttled_periods)
+            self._set("valence_cpu_throttled_seconds_total", held_back.throttled_s)
         if self._load is not None:
             load = self._load()
             self._set("valence_queue_items", load.queued_items)

@@ -8,6 +8,7 @@ the model.
 import logging
 import random
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from service.errors import Crowded, InternalError, ServiceError
 from service.exchange import Exchange, begin, exchange_of, header_of, problem
 from service.logs import log_event
 from service.metrics import Metrics
+from service.tracing import TRACEPARENT, Spans, Tracer, caller_of
 
 CROWDED_KEY = "crowded"
 """In the `state` of the scope when the server has more connections than it should."""
@@ -31,15 +33,16 @@ logger = logging.getLogger(__name__)
 
 
 class Exchanges:
-    """Opens the exchange; when it is over, counts it and writes its line in the access log.
+    """Opens the exchange; when it is over, counts it, writes its line in the access log and ends its spans.
 
     Every answer gets its `X-Request-ID` and `nosniff` here. One layer, since three would cost more than all
     that they do.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, tracer: Tracer | None = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,6 +61,8 @@ class Exchanges:
             exchange.request_id = given.decode()
         else:
             exchange.request_id = f"{random.getrandbits(128):032x}"  # to be unique; it is no secret
+        if self._tracer is not None or TRACEPARENT in exchange.headers:
+            self._join_trace(exchange, scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -71,11 +76,29 @@ class Exchanges:
         finally:
             self._count(exchange)
             _log(exchange)
+            if self._tracer is not None and exchange.spans is not None:
+                _end(exchange.spans, exchange)
+                self._tracer.put(exchange.spans)
+
+    def _join_trace(self, exchange: Exchange, scope: Scope) -> None:
+        """Take the caller's trace, or begin one. Nothing is kept of probes and scrapes."""
+        trace = caller_of([value for key, value in scope["headers"] if key == TRACEPARENT])
+        if self._tracer is not None and exchange.route not in _QUIET_ROUTES:
+            trace = self._tracer.begin(trace)
+            if trace.sampled:
+                exchange.spans = Spans(trace, exchange.started_s)
+        exchange.trace = trace
 
     def _count(self, exchange: Exchange) -> None:
         # No status: the server stopped the request before it was answered.
         status = exchange.status or InternalError.status
-        self._metrics.request_finished(route=exchange.route, status=status, duration_s=exchange.duration_s())
+        trace = exchange.trace
+        self._metrics.request_finished(
+            route=exchange.route,
+            status=status,
+            duration_s=exchange.duration_s(),
+            trace_id=trace.trace_id if trace is not None and trace.sampled else None,
+        )
         if exchange.code is not None:
             self._metrics.refused(exchange.code)
 
@@ -97,6 +120,10 @@ def _log(exchange: Exchange) -> None:
             "queue_ms": _ms(timings.queue_s),
             "infer_ms": _ms(timings.infer_s),
         }
+    if exchange.trace is not None:
+        stages["trace_id"] = exchange.trace.trace_id
+        stages["span_id"] = exchange.trace.span_id
+        stages["parent_span_id"] = exchange.trace.parent_id
     log_event(
         logger,
         level,
@@ -111,6 +138,34 @@ def _log(exchange: Exchange) -> None:
         tokens=exchange.tokens,
         **stages,
         version=exchange.version,
+    )
+
+
+def _end(spans: Spans, exchange: Exchange) -> None:
+    """Names and attributes are those of OpenTelemetry's conventions for HTTP servers, where it has one.
+
+    An error is what is our fault: an answer of 500 or more, or none at all.
+    """
+    route = None if exchange.route == OTHER_ROUTE else exchange.route
+    failed = exchange.status == 0 or exchange.status >= 500
+    error = exchange.code or InternalError.code
+    known = {
+        "http.request.method": exchange.method,
+        "http.route": route,
+        "http.response.status_code": exchange.status or None,
+        "error.type": error if failed else None,
+        "valence.code": exchange.code,
+        "valence.request_id": exchange.request_id,
+        "valence.texts": exchange.texts,
+        "valence.tokens": exchange.tokens,
+        "valence.model.version": exchange.version,
+    }
+    spans.finish(
+        time.perf_counter(),
+        name=exchange.method if route is None else f"{exchange.method} {route}",
+        attributes={name: value for name, value in known.items() if value is not None},
+        error=error if failed else None,
+        cut=error,
     )
 
 

@@ -11,19 +11,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any, TypeAlias
 
 from service import engines
 from service.batcher import Batcher, Limits, Outcome
 from service.cache import Cache, TextOutcome
-from service.classifier import Classifier, Result
+from service.classifier import Classifier, Result, Traced
 from service.core import Encoding, Prediction, Timings
 from service.errors import EngineFailed, NotReady, StartupError, Stopping
 from service.loading import LoadedModel, ModelDescription, OpenEngine, load_in_thread
 from service.logs import log_event
 from service.metrics import Metrics
 from service.settings import Settings
+from service.tracing import Spans
 
 __all__ = ["Answer", "ModelDescription", "Predictor"]
+
+_Batcher: TypeAlias = Batcher[Encoding, Result | Traced]
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +52,7 @@ class Predictor:
 
     Args:
         open_engine: makes the engine of a version; a test may bring its own.
+        traced: whether results know their batch, for the spans that `predict` is given.
 
     Attributes:
         description: what is served, or None until it is loaded and proven.
@@ -59,15 +64,17 @@ class Predictor:
         metrics: Metrics,
         *,
         open_engine: OpenEngine = engines.open_engine,
+        traced: bool = False,
     ) -> None:
         self._settings = settings
+        self._traced = traced
         self._metrics = metrics
         self._open_engine = open_engine
         self._state = _State.STARTING
         self._failure = ""
         self._doing = _State.STARTING.value
         self._model: LoadedModel | None = None
-        self._batcher: Batcher[Encoding, Result] | None = None
+        self._batcher: _Batcher | None = None
         self._cache: Cache | None = None
         self.description: ModelDescription | None = None
 
@@ -121,13 +128,19 @@ class Predictor:
         return None
 
     async def predict(
-        self, texts: Sequence[str], *, truncate: bool = True, timeout_s: float | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        truncate: bool = True,
+        timeout_s: float | None = None,
+        spans: Spans | None = None,
     ) -> Answer:
         """Predict all texts, in their order. A text that cannot be predicted has its error in its place.
 
         Args:
             truncate: whether a long text is cut; else it is refused.
             timeout_s: after how many seconds nobody wants the answer; the setting when None.
+            spans: gets the stages.
 
         Raises:
             NotReady, Stopping, QueueFull, EngineDead: the request is refused as a whole.
@@ -137,9 +150,11 @@ class Predictor:
         deadline = asyncio.get_running_loop().time()
         deadline += self._settings.request_timeout_s if timeout_s is None else timeout_s
         if self._cache is None:
-            outcomes, timings = await self._run(model, batcher, texts, truncate=truncate, deadline=deadline)
+            outcomes, timings = await self._run(
+                model, batcher, texts, truncate=truncate, deadline=deadline, spans=spans
+            )
         else:
-            run = partial(self._run, model, batcher, truncate=truncate, deadline=deadline)
+            run = partial(self._run, model, batcher, truncate=truncate, deadline=deadline, spans=spans)
             outcomes, timings = await self._cache.answer(texts, run, truncate=truncate, deadline=deadline)
         self._count(model.manifest.labels, outcomes)
         return Answer(outcomes, timings)
@@ -147,22 +162,29 @@ class Predictor:
     async def _run(
         self,
         model: LoadedModel,
-        batcher: Batcher[Encoding, Result],
+        batcher: _Batcher,
         texts: Sequence[str],
         *,
         truncate: bool,
         deadline: float,
+        spans: Spans | None,
     ) -> tuple[list[TextOutcome], Timings]:
         """Read all texts and run those that can be."""
         # Before the texts are read, which is most of what a refusal would cost. Each has at least one token.
         batcher.refuse_when_full(len(texts), len(texts), deadline)
         started_s = time.perf_counter()
+        if spans is not None:
+            spans.begin("tokenize", started_s)
         encodings = await model.tokenizer.encode_all(texts, truncate=truncate, deadline=deadline)
         tokenize_s = time.perf_counter() - started_s
         self._metrics.stage("tokenize", tokenize_s)
 
         good = [encoding for encoding in encodings if isinstance(encoding, Encoding)]
+        if spans is not None:
+            spans.end(started_s + tokenize_s, then="queue" if good else None)
         answers = await batcher.submit(good, [len(one) for one in good], deadline=deadline)
+        if spans is not None and answers:
+            spans.ran(answers, [one.value.batch for one in answers if isinstance(one.value, Traced)])
         for one in good:
             self._metrics.text_read(tokens=len(one), truncated=one.truncated, unknown=one.unknown)
         timings = _timings(tokenize_s, answers)
@@ -170,14 +192,14 @@ class Predictor:
             self._metrics.stage("queue", timings.queue_s)
             self._metrics.stage("infer", timings.infer_s)
 
-        results = map(_result, answers)
+        results = map(_traced_result if self._traced else _result, answers)
         return [next(results) if isinstance(one, Encoding) else one for one in encodings], timings
 
     def _tell(self, doing: str) -> None:
         """What a start is at; called by the thread that loads."""
         self._doing = doing
 
-    def _ready(self) -> tuple[LoadedModel, Batcher[Encoding, Result]]:
+    def _ready(self) -> tuple[LoadedModel, _Batcher]:
         if self._state is _State.STOPPING:
             raise Stopping
         if self._model is None or self._batcher is None or self._state is not _State.READY:
@@ -204,7 +226,7 @@ class Predictor:
                 exc_info=failed[0].__cause__,
             )
 
-    def _make_batcher(self, model: LoadedModel) -> Batcher[Encoding, Result]:
+    def _make_batcher(self, model: LoadedModel) -> _Batcher:
         manifest, settings = model.manifest, model.settings
         classify = Classifier(
             model.engine, self._metrics, activation=manifest.activation, temperature=manifest.temperature
@@ -217,7 +239,8 @@ class Predictor:
             max_queue_tokens=settings.max_queue_tokens,
             linger_s=settings.batch_linger_s,
         )
-        batcher = Batcher(classify, lanes=model.description.lanes, limits=limits)
+        run = classify.traced if self._traced else classify
+        batcher: _Batcher = Batcher(run, lanes=model.description.lanes, limits=limits)
         self._metrics.watch(
             batcher.load,
             max_queue_items=settings.max_queue_items,
@@ -256,14 +279,21 @@ class Predictor:
         self.description = model
 
 
-def _result(outcome: Outcome[Result]) -> Result:
+def _result(outcome: Outcome[Any]) -> Result:
     """What the lane gave for a text, or the error of the batcher in its place."""
     if outcome.error is not None:
         return outcome.error
-    return outcome.value if outcome.value is not None else EngineFailed()
+    value: Result | None = outcome.value
+    return value if value is not None else EngineFailed()
 
 
-def _timings(tokenize_s: float, outcomes: Sequence[Outcome[Result]]) -> Timings:
+def _traced_result(outcome: Outcome[Any]) -> Result:
+    """The same, of a lane that says which batch it was."""
+    value: Traced | None = outcome.value
+    return _result(outcome) if value is None else value.result
+
+
+def _timings(tokenize_s: float, outcomes: Sequence[Outcome[Result | Traced]]) -> Timings:
     if not outcomes:
         return Timings(tokenize_s)
     last = max(outcomes, key=lambda outcome: outcome.queue_s + outcome.run_s)

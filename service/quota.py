@@ -1,6 +1,6 @@
-"""How many cores this process may use, and how lanes and threads share them.
+"""How many cores and how much memory this process may use, and how lanes and threads share the cores.
 
-Reads CPU affinity and the CPU limits of cgroup v1 and v2. Knows nothing of settings, engines or containers.
+Reads CPU affinity and the limits of cgroup v1 and v2. Knows nothing of settings, engines or containers.
 """
 
 import os
@@ -18,6 +18,15 @@ class LanePlan:
     warning: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Throttling:
+    """How often and how long a CPU limit has made threads wait; the wait is added up over the cores."""
+
+    periods: int = 0
+    throttled_periods: int = 0
+    throttled_s: float = 0.0
+
+
 def cpu_quota(root: Path = Path("/"), *, affinity: int | None = None) -> float:
     """Cores that this process may use: the least of its affinity and of each limit on the way up its cgroups.
 
@@ -26,7 +35,40 @@ def cpu_quota(root: Path = Path("/"), *, affinity: int | None = None) -> float:
         affinity: cores that the process may run on; the system is asked when None.
     """
     cores = float(affinity if affinity is not None else _affinity())
-    return min([cores, *_cgroup_limits(root)])
+    return min([cores, *(limit for limit, _ in _cpu_limits(root))])
+
+
+def throttled_folder(root: Path = Path("/")) -> Path | None:
+    """The cgroup with the least CPU limit, which is the one that is felt; None without a limit."""
+    return min(_cpu_limits(root), default=(0.0, None))[1]
+
+
+def throttling(folder: Path | None) -> Throttling:
+    """What the cgroup of `throttled_folder` has counted so far; zeros for None."""
+    lines = _read(folder / "cpu.stat").splitlines() if folder is not None else []
+    told = (line.partition(" ") for line in lines)
+    counts = {name: int(value) for name, _, value in told if value.isdecimal()}
+    return Throttling(
+        periods=counts.get("nr_periods", 0),
+        throttled_periods=counts.get("nr_throttled", 0),
+        # v2 has microseconds, v1 nanoseconds.
+        throttled_s=counts.get("throttled_usec", 0) / 1e6 + counts.get("throttled_time", 0) / 1e9,
+    )
+
+
+def memory_limit(root: Path = Path("/"), *, machine_bytes: int | None = None) -> int:
+    """Bytes that this process may use: the least of the machine's memory and each limit of its cgroups.
+
+    Args:
+        root: where `proc` and `sys` are; another folder in tests.
+        machine_bytes: memory of the machine; the system is asked when None.
+    """
+    found = machine_bytes if machine_bytes is not None else _machine_bytes()
+    for folder, is_v2 in _cgroup_folders(root, "memory"):
+        limit = _read(folder / ("memory.max" if is_v2 else "memory.limit_in_bytes")).strip()
+        if limit.isdecimal():  # "max" where v2 has none; v1 writes more than any machine has
+            found = min(found, int(limit))
+    return found
 
 
 def plan_lanes(cores: float, lanes: int | None, threads_per_lane: int | None) -> LanePlan:
@@ -63,7 +105,19 @@ def _affinity() -> int:
         return os.cpu_count() or 1
 
 
-def _cgroup_limits(root: Path) -> Iterator[float]:
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cpu_limits(root: Path) -> Iterator[tuple[float, Path]]:
+    """Each limit in cores, and the cgroup that has it."""
+    for folder, is_v2 in _cgroup_folders(root, "cpu"):
+        for cores in _limit_v2(folder) if is_v2 else _limit_v1(folder):
+            yield cores, folder
+
+
+def _cgroup_folders(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """The process's cgroup and its parents where they may have this controller; whether they are of v2."""
     own = _own_cgroups(root)
     for line in _read(root / "proc/self/mountinfo").splitlines():
         # <id> <parent> <device> <root in the hierarchy> <mount point> … - <type> <source> <super options>
@@ -73,10 +127,10 @@ def _cgroup_limits(root: Path) -> Iterator[float]:
             continue
         if kind[0] == "cgroup2" and "" in own:
             for folder in _way_up(root, fields[4], fields[3], own[""]):
-                yield from _limit_v2(folder)
-        elif kind[0] == "cgroup" and "cpu" in kind[2].split(",") and "cpu" in own:
-            for folder in _way_up(root, fields[4], fields[3], own["cpu"]):
-                yield from _limit_v1(folder)
+                yield folder, True
+        elif kind[0] == "cgroup" and controller in kind[2].split(",") and controller in own:
+            for folder in _way_up(root, fields[4], fields[3], own[controller]):
+                yield folder, False
 
 
 def _own_cgroups(root: Path) -> dict[str, str]:

@@ -59,6 +59,13 @@ class Settings(BaseSettings):
         le=256,
         description="Threads inside one batch; unset: the cores of the quota shared by the lanes.",
     )
+    lone_threads: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Threads, within the quota, for one text of 256 tokens or more that has the engine to "
+        "itself. Above 1 onnx holds the model twice (60 MB in int8); other engines, and a GPU, ignore it.",
+    )
 
     tuning: str | None = Field(
         default=None,
@@ -129,6 +136,14 @@ class Settings(BaseSettings):
         "0: none.",
     )
 
+    otlp_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^/\s]",
+        description="Where traces are sent over OTLP/HTTP, as http://collector:4318; unset: nowhere.",
+    )
+    trace_ratio: float = Field(
+        default=1.0, ge=0, le=1, description="Share of traces kept, of those that no caller has begun."
+    )
     log_format: Literal["auto", "console", "json"] = Field(
         default="auto", description="auto: console on a terminal, else one JSON object a line."
     )
@@ -283,9 +298,3 @@ def describe_settings() -> Iterator[tuple[str, str, str]]:
     for name, field in Settings.model_fields.items():
         default = "" if field.default is None else str(field.default)
         yield PREFIX + name.upper(), default, field.description or ""
-
-
-def env_example() -> str:
-    """The documented `.env.example`: each setting, commented out, with its default."""
-    parts = [f"# {description}\n#{name}={default}\n" for name, default, description in describe_settings()]
-    return "\n".join(parts)

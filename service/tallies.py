@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from math import inf
+from time import time
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -21,6 +22,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from service.catalogue import MetricDescription
@@ -36,19 +38,30 @@ class Number:
 
 
 class Histogram:
-    """One series of a histogram: how many values fell into each bucket, and their sum."""
+    """One series of a histogram: how many values fell into each bucket, and their sum.
 
-    __slots__ = ("_bounds", "counts", "sum")
+    Attributes:
+        exemplars: the last value that came with a trace, of the buckets that had one, by their number.
+    """
+
+    __slots__ = ("_bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)  # the last one: above every bound
         self.sum: float = 0
+        self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, value: float) -> None:
         """Count a value. One that equals a bound belongs below it: `le` is "less or equal"."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
+
+    def observe_traced(self, value: float, trace_id: str) -> None:
+        """Count a value that a trace shows how it came about."""
+        self.observe(value)
+        number = bisect_left(self._bounds, value)
+        self.exemplars[number] = Exemplar({"trace_id": trace_id}, value, time())
 
 
 class Numbers(Collector):
@@ -102,9 +115,15 @@ class Histograms(Collector):
         """The family, as the library writes it on the page: each bucket holds those below it, too."""
         family = HistogramMetricFamily(self._one.name, self._one.help, labels=self._one.labels)
         with self._lock:
-            seen = [(values, tuple(one.counts), one.sum) for values, one in self._series.items()]
-        for values, counts, total in seen:
-            buckets = list(zip(self._names, accumulate(counts), strict=True))
+            seen = [
+                (values, tuple(one.counts), one.sum, one.exemplars.copy())
+                for values, one in self._series.items()
+            ]
+        for values, counts, total, exemplars in seen:
+            buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = [
+                (name, count, exemplars[number]) if number in exemplars else (name, count)
+                for number, (name, count) in enumerate(zip(self._names, accumulate(counts), strict=True))
+            ]
             family.add_metric(values, buckets, total)
         yield family
 

@@ -26,9 +26,19 @@ FLOORS: tuple[set[str], ...] = (
         "words",
         "alarm",
     },
-    {"answers", "store", "tokenizer", "schemas", "client", "logs", "tallies", "machine", "devices"},
-    {"engines", "batcher", "exchange", "wire", "tuning"},
-    {"engines.buckets", "engines.torchscript", "engines.openvino", "metrics", "body_limit", "access"},
+    {"answers", "store", "tokenizer", "schemas", "client", "logs", "tallies", "machine", "devices"}
+    | {"tracing"},
+    {"engines", "batcher", "exchange", "wire", "tuning", "span_maker"},
+    {
+        "engines.buckets",
+        "engines.lone",
+        "otlp",
+        "engines.torchscript",
+        "engines.openvino",
+        "metrics",
+        "body_limit",
+        "access",
+    },
     {"cache", "classifier", "middleware", "openapi", "engines.binding"},
     {"warmup", "connections", "yardstick", "engines.onnx"},
     {"calibration"},
@@ -59,7 +69,17 @@ INNER = {
     "engines",
     "engines.onnx",
 }
-INNER |= {"engines.buckets", "engines.binding", "devices", "machine", "tuning", "yardstick", "calibration"}
+INNER |= {
+    "engines.buckets",
+    "engines.binding",
+    "engines.lone",
+    "devices",
+    "machine",
+    "tuning",
+    "yardstick",
+    "calibration",
+}
+INNER |= {"tracing", "span_maker", "otlp"}
 INNER |= {"engines.torchscript", "classifier", "warmup", "loading", "predictor"}
 OUTER = {"fastapi", "starlette", "uvicorn", "service.schemas", "service.exchange", "service.wire"}
 

@@ -59,6 +59,7 @@ class EngineOptions:
         device: "auto", "cpu" or "cuda". Asked for by name and not there, the engine refuses to start.
         lanes: how many threads will call `run` at the same time.
         threads_per_lane: intra-op threads that each call may use.
+        lone_threads: threads for one long text that has the engine to itself; onnx on a CPU only.
     """
 
     engine: str = "auto"
@@ -66,6 +67,7 @@ class EngineOptions:
     device: str = "auto"
     lanes: int = 1
     threads_per_lane: int = 1
+    lone_threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Runs an ONNX classifier with onnxruntime, on a CPU or with CUDA.
 
-One session serves all lanes, so that the weights are in memory once. With CUDA it runs on buffers of
-few shapes that stay on the device (`service.engines.binding`).
+One session serves all lanes, so that the weights are in memory once; a second one for lone long texts is
+made when it is asked for (`service.engines.lone`). With CUDA it runs on buffers of few shapes that stay on
+the device (`service.engines.binding`).
 Knows nothing of texts, queues, settings or HTTP.
 """
 
@@ -20,6 +21,7 @@ import onnxruntime
 from service.core import FloatArray, TokenBatch
 from service.engines import EngineOptions, Integers, ModelShape, check_inputs, feed, open_file
 from service.engines.binding import BoundSession
+from service.engines.lone import LoneLong
 from service.errors import EngineFailed, StartupError
 from service.store import Version
 
@@ -69,13 +71,18 @@ class OnnxEngine:
         self.labels = shape.labels
         self.max_tokens = shape.max_tokens
         self._pad_id = shape.pad_id
-        session = _open_session(model, self.device, options)
+        # The pool is shared by all lanes, and each caller works beside it: callers and pool are never more
+        # than lanes × threads.
+        threads = options.lanes * (options.threads_per_lane - 1) + 1
+        session = _open_session(model, self.device, threads)
         self._inputs = _read_inputs(session)
         _check_output(session, shape.labels)
         self._run: Callable[..., list[FloatArray]] | None = session.run
         self._bound: BoundSession | None = None
         if self.device == "cuda":
             self._bound = BoundSession(session, device=self.device, inputs=self._inputs, shape=shape)
+        elif options.lone_threads > threads:
+            self._run = LoneLong(session.run, _open_session(model, self.device, options.lone_threads).run)
 
     def run(self, batch: TokenBatch) -> FloatArray:
         """Logits float32[n, labels] of a batch, in its order. May be called from several threads at once.
@@ -112,11 +119,10 @@ def _check_device(device: str, precision: str) -> None:
         )
 
 
-def _open_session(model: bytes, device: str, options: EngineOptions) -> Any:
+def _open_session(model: bytes, device: str, threads: int) -> Any:
     settings = onnxruntime.SessionOptions()
-    # The pool is shared by all lanes, and each caller works beside it: callers and pool are never more than
-    # lanes × threads. The numbers are always given: the default pins threads to cores, and fails in a cpuset.
-    settings.intra_op_num_threads = options.lanes * (options.threads_per_lane - 1) + 1
+    # The numbers are always given: the default pins threads to cores, and fails in a cpuset.
+    settings.intra_op_num_threads = threads
     settings.inter_op_num_threads = 1
     settings.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     settings.enable_mem_pattern = False
@@ -144,7 +150,9 @@ def _open_session(model: bytes, device: str, options: EngineOptions) -> Any:
         used = ", ".join(session.get_providers())
         raise StartupError(f"device {device} was asked for, but onnxruntime fell back to {used}{said}")
     way = "in 8-bit instructions" if exact else "in 16 bits, to be exact"
-    logger.info("onnxruntime %s on %s, 8-bit products %s", onnxruntime.__version__, device, way)
+    logger.info(
+        "onnxruntime %s on %s, threads %d, 8-bit products %s", onnxruntime.__version__, device, threads, way
+    )
     return session
 
 

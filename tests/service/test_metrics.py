@@ -11,6 +11,7 @@ from service.catalogue import CATALOGUE, ROUTE_STATUSES, STAGES, TIMED_ROUTES
 from service.errors import ServiceError, TextRefused
 from service.load import Load
 from service.metrics import Metrics
+from service.quota import Throttling
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -73,6 +74,7 @@ def test_every_series_stands_at_0_from_the_start(metrics: Metrics) -> None:
     metrics.batch_ran(items=2, tokens=14, padded_tokens=16, duration_s=0.01, twins=1)
     metrics.cache_used(hits=1, misses=1, shared=1)
     metrics.loop_lag(0.001)
+    metrics.watch_limits(lambda: Throttling(9, 4, 0.5), memory_limit_bytes=1)
     after = shown(metrics)
     assert set(after) == set(before), "a series that appears late loses its first event to rate()"
     assert all(after[series] > 0 for series in after if series[0].endswith("_total")), (
@@ -213,6 +215,25 @@ def test_queue_and_lanes_are_looked_at_when_asked(metrics: Metrics) -> None:
     assert {name: value(metrics, name) for name in expected} == expected
     ready = False
     assert value(metrics, "valence_ready") == 0
+
+
+def test_the_limits_are_looked_at_when_asked(metrics: Metrics) -> None:
+    now = Throttling(periods=100, throttled_periods=25, throttled_s=1.5)
+    metrics.watch_limits(lambda: now, memory_limit_bytes=2**30)
+    assert value(metrics, "valence_memory_limit_bytes") == 2**30
+    assert value(metrics, "valence_cpu_periods_total") == 100
+    assert value(metrics, "valence_cpu_throttled_periods_total") == 25
+    assert value(metrics, "valence_cpu_throttled_seconds_total") == 1.5
+    now = Throttling(periods=101, throttled_periods=26, throttled_s=2)
+    assert value(metrics, "valence_cpu_periods_total") == 101
+
+
+def test_the_bound_of_the_latency_slo_is_a_bucket(metrics: Metrics) -> None:
+    metrics.request_started("/predict")
+    metrics.request_finished(route="/predict", status=200, duration_s=0.25)
+    name = "valence_http_request_duration_seconds_bucket"
+    assert value(metrics, name, route="/predict", status_class="2xx", le="0.25") == 1
+    assert value(metrics, name, route="/predict", status_class="2xx", le="0.2") == 0
 
 
 def test_one_model_is_served_at_a_time(metrics: Metrics) -> None:

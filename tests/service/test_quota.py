@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from service.quota import LanePlan, cpu_quota, plan_lanes
+from service.quota import (
+    LanePlan,
+    Throttling,
+    cpu_quota,
+    memory_limit,
+    plan_lanes,
+    throttled_folder,
+    throttling,
+)
 
 V2_MOUNT = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 V1_MOUNT = "33 31 0:30 {root} /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct"
@@ -138,3 +146,57 @@ def test_both_numbers_together_exceed_the_quota_with_a_warning() -> None:
     assert (plan.lanes, plan.threads_per_lane) == (3, 4)
     assert plan.warning is not None
     assert "more than the 2 cores" in plan.warning
+
+
+def test_v2_the_least_limit_says_how_much_it_held_back(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        mount=V2_MOUNT,
+        own="0::/pod/app",
+        files={
+            "pod/cpu.max": "100000 100000",
+            "pod/cpu.stat": "usage_usec 9\nnr_periods 40\nnr_throttled 10\nthrottled_usec 2500000",
+            "pod/app/cpu.max": "200000 100000",
+            "pod/app/cpu.stat": "nr_periods 7\nnr_throttled 0\nthrottled_usec 0",
+        },
+    )
+    assert throttling(throttled_folder(root)) == Throttling(40, 10, 2.5)
+
+
+def test_v1_throttling_is_in_nanoseconds(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        mount=V1_MOUNT,
+        own="3:cpu,cpuacct:/app",
+        files={
+            "cpu,cpuacct/app/cpu.cfs_quota_us": "150000",
+            "cpu,cpuacct/app/cpu.cfs_period_us": "100000",
+            "cpu,cpuacct/app/cpu.stat": "nr_periods 4\nnr_throttled 3\nthrottled_time 1500000000",
+        },
+    )
+    assert throttling(throttled_folder(root)) == Throttling(4, 3, 1.5)
+
+
+def test_without_a_cpu_limit_nothing_is_held_back(tmp_path: Path) -> None:
+    root = tree(tmp_path, mount=V2_MOUNT, own="0::/", files={"cpu.max": "max 100000"})
+    assert throttled_folder(root) is None
+    assert throttling(None) == Throttling(0, 0, 0.0)
+    assert throttling(tmp_path / "gone") == Throttling(0, 0, 0.0)
+
+
+def test_v2_memory_is_the_least_limit_on_the_way_up(tmp_path: Path) -> None:
+    files = {"pod/memory.max": "1000", "pod/app/memory.max": "max"}
+    root = tree(tmp_path, mount=V2_MOUNT, own="0::/pod/app", files=files)
+    assert memory_limit(root, machine_bytes=5000) == 1000
+    assert memory_limit(root, machine_bytes=500) == 500
+
+
+@pytest.mark.parametrize(("limit", "bytes_"), [("2000", 2000), ("9223372036854771712", 5000)])
+def test_v1_memory(tmp_path: Path, limit: str, bytes_: int) -> None:
+    files = {"memory/app/memory.limit_in_bytes": limit}
+    root = tree(tmp_path, mount=V1_MOUNT, own="4:memory:/app", files=files)
+    assert memory_limit(root, machine_bytes=5000) == bytes_
+
+
+def test_memory_of_this_machine() -> None:
+    assert 0 < memory_limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

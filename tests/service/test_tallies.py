@@ -90,3 +90,21 @@ def test_a_scrape_waits_for_who_counts_under_the_lock(is_histogram: bool) -> Non
         assert families == []
     scrape.join()
     assert len(families) == 1
+
+
+def test_a_trace_stands_in_the_bucket_of_its_value_as_the_librarys() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    bounds = (0.5, 1.0, 2.0, 4.0)
+    library = LibraryHistogram(_SPREAD.name, _SPREAD.help, registry=theirs, buckets=bounds)
+    family = Histograms(_SPREAD, bounds, threading.Lock())
+    ours.register(family)
+    for number, value in enumerate((0.1, 1.0, 1.5, 2.0, 9.0)):
+        library.observe(value, {"trace_id": str(number)})
+        family.series().observe_traced(value, str(number))
+    pages = [
+        [line.rsplit(" ", 1)[0] if " # " in line else line for line in page(one, openmetrics.generate_latest)]
+        for one in (ours, theirs)
+    ]
+    assert pages[0] == pages[1], "but for the times"
+    assert sum(" # " in line for line in pages[0]) == 4, "the last one of each bucket"
+    assert not any(" # " in line for line in page(ours, generate_latest))
