@@ -52,6 +52,13 @@ def reviews(tokens: int) -> list[str]:
     return made
 
 
+def whole_reviews() -> list[str]:
+    """The reviews of IMDB as they were written; texts of about 200 tokens of our own without the data."""
+    if _folder() is None:
+        return reviews(200)
+    return list(_long_sources(random.Random(2)))  # noqa: S311
+
+
 def source() -> str:
     """What the texts are, for a report."""
     return "sentences of our own" if _folder() is None else "SST-2 dev and IMDB"
