@@ -3,6 +3,7 @@
 #   make serve   install what serving needs, answer POST /predict on 127.0.0.1:8000
 #   make test    install the rest, run every test
 #   make bench   every yardstick, one report           (20 minutes; needs wrk: apt-get install wrk)
+#   make load    start the service, half a minute of load, verdict and report   (LOAD_ARGS="--shape knee")
 #   make check   ruff, mypy strict, docs freshness
 #   make train   fine-tune MiniLM-L6 on SST-2          (VALENCE_DATA=<folder of the data sets>)
 #   make export  make a version from the run           (VERSION=2)
@@ -28,7 +29,7 @@ $(PYTHON) -m venv $(1) 2>/dev/null || { \
 	$(PYTHON) -m pip --python $(1)/bin/python install --quiet --disable-pip-version-check pip; }
 endef
 
-.PHONY: serve test bench check train export docs constraints clean
+.PHONY: serve test bench load check train export docs constraints clean
 
 serve: $(SERVE_VENV)/.installed
 	exec $(SERVE_VENV)/bin/valence serve
@@ -38,6 +39,9 @@ test: $(DEV_VENV)/.installed
 
 bench: $(DEV_VENV)/.installed
 	$(DEV_VENV)/bin/python -m load_tests.bench $(BENCH_ARGS)
+
+load: $(DEV_VENV)/.installed
+	$(DEV_VENV)/bin/python -m load_tests.load $(LOAD_ARGS)
 
 check: $(DEV_VENV)/.installed
 	$(DEV_VENV)/bin/ruff check .
@@ -54,6 +58,9 @@ export: $(DEV_VENV)/.installed
 
 docs: $(DEV_VENV)/.installed
 	$(DEV_VENV)/bin/python scripts/generate_docs.py
+	$(DEV_VENV)/bin/python -m deploy.grafana
+	$(DEV_VENV)/bin/python scripts/k8s_rules.py
+	$(DEV_VENV)/bin/python scripts/k8s_sizing.py
 
 constraints:
 	PYTHON=$(PYTHON) scripts/renew_constraints.sh
