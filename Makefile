@@ -14,6 +14,7 @@
 PYTHON ?= python3
 SERVE_VENV := .venv-serve
 DEV_VENV := .venv
+PYTEST_ARGS ?= -n 2
 RUN ?= runs/sst2
 VERSION ?= 2
 BASE_MODEL ?= sentence-transformers/all-MiniLM-L6-v2=Apache-2.0

@@ -16,9 +16,10 @@ import uvicorn
 from service import engines, logs
 from service.core import FloatArray, TokenBatch
 from service.engines import Engine, EngineOptions
+from service.environment import read_settings
 from service.lanes import LANE
 from service.server import serve
-from service.settings import Settings, read_settings
+from service.settings import Settings
 from service.store import Version
 
 PLAIN_HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"2")]

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from service.catalogue import CATALOGUE
-from service.cli import env_example
 from service.errors import ServiceError
-from service.settings import describe_settings
+from service.settings import describe_settings, env_example
 
 ROOT = Path(__file__).parent.parent
 MADE = "<!-- Made by scripts/generate_docs.py from {source}; do not edit. -->\n"

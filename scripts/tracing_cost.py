@@ -21,7 +21,8 @@ from service import engines, logs
 from service.app import create_app, life_of
 from service.core import FloatArray, TokenBatch
 from service.engines import Engine, EngineOptions
-from service.settings import Settings, keep_onnxruntime_silent
+from service.environment import keep_onnxruntime_silent
+from service.settings import Settings
 from service.store import Version
 
 ROOT = Path(__file__).parent.parent

@@ -1,6 +1,6 @@
 """`python -m service` is the command `valence`."""
 
-from service.cli import main
+from service.start import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

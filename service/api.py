@@ -13,12 +13,12 @@ from starlette.types import Receive, Scope, Send
 
 from service.client import ClientWatch, read_body
 from service.core import Prediction
-from service.errors import MethodNotAllowed, NotReady, ServiceError, TooManyTexts, UnsupportedMediaType
+from service.errors import MethodNotAllowed, NotReady, ServiceError, UnsupportedMediaType
 from service.exchange import TIMEOUT_HEADER, Reply, exchange_of, header_of, time_left_s
 from service.life import Life
 from service.loading import ModelDescription
 from service.manifest import form
-from service.schemas import read_request
+from service.schemas import read_request, refuse_too_many
 from service.store import Listing, list_models
 from service.wire import outcome_entry, server_timing
 
@@ -62,14 +62,14 @@ class Api:
         # Nonsense is refused before the body is read. For who says nothing the connection has its own bound.
         left_s = time_left_s(request.scope, most_s)
         said = header_of(request.scope, TIMEOUT_HEADER) is not None
-        asked = read_request(await read_body(request.receive, within_s=left_s if said else None))
+        most = self._life.settings.max_texts
+        body = await read_body(request.receive, within_s=left_s if said else None)
+        asked = read_request(body, max_texts=most)
         self._life.refuse_when_stopping()
         texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
         exchange = exchange_of(request.scope)
         exchange.texts = len(texts)
-        most = self._life.settings.max_texts
-        if len(texts) > most:
-            raise TooManyTexts(f"The request brings {len(texts)} texts; at most {most} are taken.")
+        refuse_too_many(len(texts), most)
         with ClientWatch(request.scope):
             answer = await self._life.predictor.predict(
                 texts,
@@ -84,13 +84,13 @@ class Api:
         exchange.tokens = sum(one.tokens for one in answer.outcomes if isinstance(one, Prediction))
         exchange.timings = answer.timings
         exchange.version = model.version
-        body = {
+        found = {
             "model": model.name,
             "version": model.version,
             "predictions": [outcome_entry(model.labels, one, asked) for one in answer.outcomes],
         }
         timing = (b"server-timing", server_timing(answer.timings).encode())
-        return Reply(orjson.dumps(body), [_IS_JSON, timing])
+        return Reply(orjson.dumps(found), [_IS_JSON, timing])
 
     async def live(self, request: Request) -> Response:  # noqa: ARG002 - every endpoint takes the request
         """200 as long as the event loop turns; says nothing of the model or the queue."""

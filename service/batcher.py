@@ -165,6 +165,8 @@ class Batcher(Generic[T, R]):
         if deadline is not None and deadline <= asyncio.get_running_loop().time():
             raise DeadlineExceeded
         self.refuse_when_full(len(items), sum(lengths), deadline)
+        if self._dead is not None:  # of making room
+            raise EngineDead from self._dead
 
     def _admits(self, items: int, tokens: int, deadline: float | None) -> bool:
         if not self._room.admits(items, tokens):
@@ -223,14 +225,18 @@ class Batcher(Generic[T, R]):
         """Whether a free lane is to wait for company; a timer then cuts later."""
         if not self._limits.linger_s or not self._room.items or self._stopping or self._room.fills_a_batch():
             return False
-        oldest_s = min(answer.arrived_s for answer in self._room.groups())
-        left_s = oldest_s + self._limits.linger_s - time.monotonic()
+        left_s = min(map(self._lingers_until, self._room.groups()), default=0.0) - time.monotonic()
         if left_s < _TIMER_GRAIN_S:
             return False
         if self._linger is not None:
             self._linger.cancel()
         self._linger = asyncio.get_running_loop().call_later(left_s, self._cut)
         return True
+
+    def _lingers_until(self, answer: Answer[R]) -> float:
+        """When it has had enough of waiting: who is short of time has less of it to give."""
+        patience_s = _PATIENCE * (answer.deadline - answer.arrived_s)
+        return answer.arrived_s + min(self._limits.linger_s, patience_s)
 
     def _expire(self) -> None:
         """Fail those who are past their deadline. The alarm alone would be late when the loop lags."""

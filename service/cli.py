@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ import orjson
 
 from service.core import Prediction
 from service.engines import open_engine
+from service.environment import SettingsError, read_settings, unknown_variables
 from service.errors import StartupError
 from service.loading import ModelDescription, tune
 from service.logs import configure, log_event
@@ -25,7 +25,7 @@ from service.manifest import form
 from service.metrics import Metrics, service_version
 from service.predictor import Predictor
 from service.schemas import PredictRequest
-from service.settings import Settings, SettingsError, describe_settings, read_settings, unknown_variables
+from service.settings import Settings, env_example
 from service.store import list_models
 from service.tuning import table
 from service.wire import outcome_entry
@@ -33,7 +33,6 @@ from service.wire import outcome_entry
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 _BATCHES_AT_A_TIME = 4
 _STANDARD_ERROR = 2
@@ -46,7 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 when all went well, 1 when something failed, 2 for a wrong command or setting.
-        Ctrl-C ends the process at once with 130, but `serve`, which stops as it should.
     """
     _fill_standard_files()
     asked = parser().parse_args(arguments)
@@ -70,15 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Nobody reads on: nothing more is to be said, not even by Python when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-
-
-def _interrupted(_number: int, _frame: object) -> None:
-    """End at once: a model file that never comes back from loading would hold every other end.
-
-    Nothing is lost: each line of output was sent as it was made.
-    """
-    os.write(_STANDARD_ERROR, b"valence: interrupted\n")
-    os._exit(EXIT_INTERRUPTED)
 
 
 def _fill_standard_files() -> None:
@@ -124,14 +113,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _run(asked: argparse.Namespace, settings: Settings) -> int:
     if asked.command == "serve":
-        # Until the server has its own: the first process of a container would not even be ended by them.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: sys.exit(EXIT_OK))
         # Here, since the other commands need neither FastAPI nor uvicorn.
         from service.server import serve  # noqa: PLC0415
 
         return serve(settings)
-    signal.signal(signal.SIGINT, _interrupted)
     if asked.command == "predict":
         # What is not UTF-8 becomes lone surrogates, which are refused in their place.
         lines = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in sys.stdin.buffer)
@@ -203,9 +188,3 @@ def _chunks(texts: Iterable[str], size: int) -> Iterator[list[str]]:
     rest = iter(texts)
     while chunk := list(islice(rest, size)):
         yield chunk
-
-
-def env_example() -> str:
-    """The documented `.env.example`: each setting, commented out, with its default."""
-    parts = [f"# {description}\n#{name}={default}\n" for name, default, description in describe_settings()]
-    return "\n".join(parts)

@@ -164,12 +164,13 @@ class Lanes(Generic[I, R]):
         self._inbox: SimpleQueue[Call[I, R] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._alive = 0
+        self._broken = False
         self._ended = asyncio.Event()
 
     @property
     def free(self) -> int:
-        """How many lanes have nothing to do."""
-        return self._count - len(self.under_way)
+        """How many lanes have nothing to do; none once one has ended by accident."""
+        return 0 if self._broken else self._count - len(self.under_way)
 
     def start(self) -> None:
         """Start the threads. When one cannot be started, those before it wait for `stop`."""
@@ -229,6 +230,9 @@ class Lanes(Generic[I, R]):
         try:
             if call.error is None:
                 following = self._follow()
+        except BaseException:
+            self._broken = True  # before the message: nothing more is handed in
+            raise
         finally:
             _tell(loop, self._back, call, following)
         return following

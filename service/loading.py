@@ -17,11 +17,12 @@ from service import tuning
 from service.calibration import OpenEngine, calibrate
 from service.devices import settings_for
 from service.engines import Engine, EngineOptions
+from service.environment import keep_onnxruntime_silent, keep_tokenizers_single
 from service.errors import StartupError
 from service.logs import log_event
 from service.machine import this_machine
 from service.quota import LanePlan, cpu_quota, plan_lanes
-from service.settings import Settings, keep_onnxruntime_silent, keep_tokenizers_single
+from service.settings import Settings
 from service.store import Manifest, Version, open_version
 from service.tokenizer import Tokenizer
 from service.tuning import Record

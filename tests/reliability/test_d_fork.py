@@ -39,7 +39,7 @@ def test_r28_a_forked_child_reads_texts_after_its_parent_did(tmp_path: Path) -> 
         + f"""
 import asyncio
 from pathlib import Path
-from service.settings import keep_tokenizers_single
+from service.environment import keep_tokenizers_single
 from service.tokenizer import Tokenizer
 
 keep_tokenizers_single()

@@ -13,10 +13,10 @@ from onnxruntime import InferenceSession, SessionOptions
 
 from service.core import FloatArray, TokenBatch
 from service.engines import Engine, EngineOptions, open_engine
+from service.environment import read_settings
 from service.lanes import LANE
 from service.logs import configure
 from service.server import serve
-from service.settings import read_settings
 from service.store import Version
 
 

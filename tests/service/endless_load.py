@@ -4,9 +4,9 @@ import sys
 import threading
 
 from service.engines import Engine, EngineOptions
+from service.environment import read_settings
 from service.logs import configure
 from service.server import serve
-from service.settings import read_settings
 from service.store import Version
 
 

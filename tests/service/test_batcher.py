@@ -247,6 +247,28 @@ def test_p03_linger_counts_from_the_oldest_arrival() -> None:
         run_on(asyncio.new_event_loop, test)
 
 
+def test_p03_who_has_little_time_lingers_for_half_of_it() -> None:
+    async def test() -> None:
+        engine = Engine()
+        loop = asyncio.get_running_loop()
+        async with running(engine, limits=Limits(linger_s=3600)) as batcher:
+            patient = send(batcher, "patient")
+            await turns()
+            hurried = send(batcher, "hurried", deadline=loop.time() + 100)
+            await turns()
+            clock.forward(49)
+            await turns()
+            assert engine.calls == []
+            clock.forward(2)
+            await engine.entered(1)
+            engine.open()
+            await asyncio.gather(patient, hurried)
+        assert engine.calls == [["patient", "hurried"]]
+
+    with turned_clock() as clock:
+        run_on(asyncio.new_event_loop, test)
+
+
 @on_each_loop
 async def test_p03_linger_ends_when_the_batch_is_full() -> None:
     engine = Engine(is_open=True)

@@ -357,6 +357,30 @@ async def test_p08_each_waiter_is_told_by_an_error_of_his_own() -> None:
         assert len({id(error) for error in errors}) == 3
 
 
+def test_p08_who_comes_while_room_is_made_by_a_queue_that_dies_is_told() -> None:
+    async def test() -> None:
+        engine = Engine()
+        loop = asyncio.get_running_loop()
+        poison = Poison(7)
+        async with running(engine, limits=Limits(max_queue_items=1)) as batcher:
+            first = send(batcher, "first")
+            await engine.entered(1)
+            late = asyncio.create_task(batcher.submit(["late"], [poison], deadline=loop.time() + 10))
+            await turns()
+            poison.armed = True
+            clock.forward(11)  # the alarm has not rung yet: who comes now looks who is late
+            with pytest.raises(EngineDead):
+                await batcher.submit(["comes"], [1])
+            with pytest.raises(DeadlineExceeded):
+                await late
+            engine.open()
+            await asyncio.gather(first, return_exceptions=True)
+        assert engine.calls == [["first"]]
+
+    with turned_clock() as clock:
+        run_on(asyncio.new_event_loop, test)
+
+
 @on_each_loop
 async def test_p08_a_dead_batcher_ends_its_threads() -> None:
     before = lane_threads()

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from service.cli import env_example, main
-from service.settings import Settings
+from service.cli import main
+from service.settings import Settings, env_example
 from tests.models import make_version
 from tests.server import ROOT, SAFETY_S, environment
 

@@ -107,6 +107,30 @@ async def test_a_lane_goes_on_without_the_loop_unless_its_call_failed() -> None:
     await lanes.ended()
 
 
+@on_each_loop
+async def test_a_lane_that_dies_after_its_call_hands_it_back_and_is_not_free() -> None:
+    defect = MemoryError()
+
+    def follow() -> None:
+        raise defect
+
+    back: asyncio.Queue[tuple[Sequence[int], int]] = asyncio.Queue()
+    died: asyncio.Queue[BaseException] = asyncio.Queue()
+    lanes: Lanes[int, int] = Lanes(
+        lambda values: values,
+        1,
+        follow=follow,
+        done=lambda call: back.put_nowait((call.results, lanes.free)),
+        died=died.put_nowait,
+    )
+    lanes.start()
+    lanes.hand_in(Call([1], tokens=1))
+    assert await back.get() == ([1], 0), "nothing more may be handed in to it"
+    assert await died.get() is defect
+    lanes.stop()
+    await lanes.ended()
+
+
 def test_the_estimate_counts_failed_calls_and_one_that_is_stuck_as_slow() -> None:
     go = threading.Event()
 

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.errors import BadRequest, ServiceError, TextInvalid, Unprocessable
-from service.schemas import MISTAKEN_NAMES, PredictRequest, read_request
+from service import schemas
+from service.errors import BadRequest, ServiceError, TextInvalid, TooManyTexts, Unprocessable
+from service.schemas import MISTAKEN_NAMES, PredictRequest
 
 MARKER = "xyzzy"
+MOST = 8
+
+
+def read_request(body: bytes) -> PredictRequest:
+    return schemas.read_request(body, max_texts=MOST)
 
 
 def refusal(body: bytes) -> ServiceError:
@@ -20,7 +26,9 @@ def refusal(body: bytes) -> ServiceError:
     assert MARKER not in caught.value.detail
     assert MARKER not in str(caught.value)
     assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__, "what pydantic says quotes what was sent"
+    assert caught.value.__context__ is None or caught.value.__suppress_context__, (
+        "what pydantic says quotes what was sent"
+    )
     return caught.value
 
 
@@ -141,6 +149,17 @@ def test_a_crowd_of_faults_is_counted_and_not_told() -> None:
     assert isinstance(refusal(f'{{"inputs": "a", {fields}}}'.encode()), Unprocessable)
     numbers = ",".join("1" for _ in range(100_000))
     assert refusal(f'{{"inputs": [{numbers}]}}'.encode()).detail == "inputs.0 must be a string."
+
+
+def test_too_many_texts_with_lone_surrogates_are_not_even_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find out takes a microsecond each, for 200,000 of which everybody else would wait."""
+    looked_at: list[str] = []
+    monkeypatch.setattr(schemas, "is_unicode", lambda text: looked_at.append(text) or True)
+    texts = ",".join([r'"\ud800"'] * (MOST + 1))
+    refused = refusal(f'{{"inputs": [{texts}]}}'.encode())
+    assert isinstance(refused, TooManyTexts)
+    assert refused.detail == "The request brings 9 texts; at most 8 are taken."
+    assert looked_at == []
 
 
 def outcome(body: bytes) -> PredictRequest | ServiceError:

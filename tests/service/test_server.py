@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -358,8 +360,18 @@ def is_live(url: str) -> bool:
         return False
 
 
-def test_a_signal_before_the_server_is_there_ends_with_0(store: Path) -> None:
-    """While the modules load. The first process of a container is not ended at all without a handler."""
+@pytest.mark.parametrize(
+    ("seen", "number"),
+    [
+        (b"import 'asyncio'", signal.SIGINT),
+        (b"import 'pydantic'", signal.SIGHUP),
+        (b"import 'uvicorn'", signal.SIGTERM),
+    ],
+)
+def test_a_signal_before_the_server_is_there_ends_with_0(
+    store: Path, seen: bytes, number: signal.Signals
+) -> None:
+    """While the modules load."""
     process = subprocess.Popen(
         [sys.executable, "-v", "-m", "service", "serve"],
         env=environment(port=0, model_store=store),
@@ -368,8 +380,30 @@ def test_a_signal_before_the_server_is_there_ends_with_0(store: Path) -> None:
     )
     try:
         assert process.stderr is not None
-        assert any(line.startswith(b"import 'uvicorn'") for line in process.stderr)
-        process.send_signal(signal.SIGTERM)
+        assert any(line.startswith(seen) for line in process.stderr)
+        process.send_signal(number)
+        process.communicate(timeout=SAFETY_S)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+
+
+def test_the_first_process_of_a_container_hears_a_signal_while_modules_load(store: Path) -> None:
+    """It is not ended by one for which it has no handler."""
+    unshare = [shutil.which("unshare") or "unshare", "--pid", "--fork"]
+    if subprocess.run([*unshare, sys.executable, "-c", ""], capture_output=True, check=False).returncode:
+        pytest.skip("a namespace of processes may not be made here")
+    process = subprocess.Popen(
+        [*unshare, sys.executable, "-v", "-m", "service", "serve"],
+        env=environment(port=0, model_store=store),
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        assert any(line.startswith(b"import 'asyncio'") for line in process.stderr)
+        [first] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(first), signal.SIGTERM)
         process.communicate(timeout=SAFETY_S)
         assert process.returncode == 0
     finally:

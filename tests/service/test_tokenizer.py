@@ -264,7 +264,7 @@ def test_r28_reading_a_text_starts_no_threads(tmp_path: Path) -> None:
     code = f"""
 import os
 from pathlib import Path
-from service.settings import keep_tokenizers_single
+from service.environment import keep_tokenizers_single
 from service.tokenizer import Tokenizer
 keep_tokenizers_single()
 before = len(os.listdir("/proc/self/task"))

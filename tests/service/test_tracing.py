@@ -20,7 +20,8 @@ from starlette.types import Message
 
 from service import tracing
 from service.app import create_app, life_of
-from service.settings import Settings, SettingsError, read_settings
+from service.environment import SettingsError, read_settings
+from service.settings import Settings
 from service.tracing import Spans, Stage, TraceIds, Tracer, caller_of, open_tracer
 from tests.models import make_version
 from tests.server import ROOT, SAFETY_S, LocalServer, environment, eventually, local_server, serving
