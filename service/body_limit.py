@@ -4,15 +4,10 @@ Not Starlette's own limit, which answers a declared length in plain text, past t
 become answers, and before anybody asks for a key. Knows bytes, and nothing of what they mean.
 """
 
-import asyncio
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import TooLarge
 from service.exchange import header_of
-
-LINGER_S = 1.0
-"""How long the rest of a refused body is read and dropped, so that its sender gets to read the refusal."""
 
 
 class BodyLimit:
@@ -55,9 +50,7 @@ def _comes_later(scope: Scope) -> bool:
 class _CountedBody:
     """The two ends of a request whose body may be too long.
 
-    An answer that is sent before the whole body was there ends the connection; but first the rest is read and
-    dropped for a while: a connection that is closed with bytes unread takes the answer away from a client
-    that is still sending.
+    An answer that is sent before the whole body was there ends the connection.
     """
 
     def __init__(self, receive: Receive, send: Send, limit: int, *, is_over: bool) -> None:
@@ -82,23 +75,6 @@ class _CountedBody:
             raise TooLarge(f"The body is over the limit of {self._limit} bytes.")
 
     async def send(self, message: Message) -> None:
-        if self._whole:
-            await self._send(message)
-        elif message["type"] == "http.response.start":
+        if not self._whole and message["type"] == "http.response.start":
             message["headers"].append((b"connection", b"close"))
-            await self._send(message)
-        elif message.get("more_body", False):
-            await self._send(message)
-        else:
-            await self._send({**message, "more_body": True})
-            await self._drop_the_rest()
-            await self._send({"type": "http.response.body", "body": b""})
-
-    async def _drop_the_rest(self) -> None:
-        try:
-            async with asyncio.timeout(LINGER_S):
-                more = True
-                while more:
-                    more = (await self._receive()).get("more_body", False)
-        except TimeoutError:
-            pass
+        await self._send(message)

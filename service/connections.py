@@ -12,11 +12,11 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.client import LINE_KEY
+from service.closing import Lingering, LingeringTransport
 from service.middleware import CROWDED_KEY
 
 RESERVED_CONNECTIONS = 64
 """How many connections above the limit are still taken, for health and metrics; those beyond are closed."""
-
 
 _AROUND_HEADER = 4  # colon, space, end of line
 _AROUND_URL = 14  # two spaces, the version and the ends of the first line and of the head
@@ -41,6 +41,7 @@ class BoundedConfig(Config):
         self.read_timeout_s = read_timeout_s
         self.max_head_bytes = max_head_bytes
         self.max_connections = max_connections
+        self.lingering = Lingering()
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -51,7 +52,7 @@ class BoundedConnection(HttpToolsProtocol):
     """
 
     config: BoundedConfig
-    _unfinished = False
+    transport: LingeringTransport
     _in_head = False
     _head_bytes = 0
     _shared_bytes = 0
@@ -67,10 +68,12 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        lingering = self.config.lingering
+        self.transport = LingeringTransport(transport, self.flow, lingering)
         over = len(self.connections) - self.config.max_connections
-        if over > RESERVED_CONNECTIONS:
+        self._crowded = over > len(lingering)  # those that linger want nothing
+        if over > RESERVED_CONNECTIONS and not lingering.give_way():
             transport.abort()
-        self._crowded = over > 0
         # uvicorn waits for ever for the first byte.
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -80,12 +83,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._stop_read_timer()
         self._stop_write_timer()
-        # uvicorn tells the newest request alone: the one that is being answered would write to nobody, and
-        # those that wait behind it would still be begun.
-        self.pipeline.clear()
-        if self._answering is not None:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
+        self.transport.lost()
+        self._end_requests()
         if self.on_gone is not None:
             self.on_gone()
         super().connection_lost(exc)
@@ -94,6 +93,16 @@ class BoundedConnection(HttpToolsProtocol):
             if scope is not None:
                 scope["state"].pop(LINE_KEY, None)
 
+    def _end_requests(self) -> None:
+        """uvicorn tells the newest request alone that its client is gone.
+
+        The one that is being answered would write to nobody, and those behind it would still be begun.
+        """
+        self.pipeline.clear()
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+
     def data_received(self, data: bytes) -> None:
         again: bytes | None = data
         while again is not None:
@@ -101,10 +110,10 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _read(self, data: bytes) -> bytes | None:
         """Parse a piece; gives back what is to be read again, if a request asks for another protocol."""
-        if self._put_off is not None:
+        if self._put_off is not None or self.transport.lingers:
             return None  # what follows a request that is refused is not looked at
         self._piece_bytes = len(data)
-        self._piece_is_shared = self._unfinished
+        self._piece_is_shared = self.transport.mid_request
         # The keep-alive timer goes on until a request begins: empty lines alone are no sign of life.
         try:
             self.parser.feed_data(data)
@@ -117,6 +126,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.logger.warning("invalid HTTP request")
             if not self._waits_for_others(b"400 Bad Request"):
                 self.send_400_response("Invalid HTTP request received.")
+                self._end_requests()
             return None
         self._bound_arrival(data)
         return None
@@ -127,7 +137,7 @@ class BoundedConnection(HttpToolsProtocol):
             if self._head_bytes - self._shared_bytes > self.config.max_head_bytes:
                 self._refuse(_HEAD_TOO_LONG)
                 return
-        if not self._unfinished:
+        if not self.transport.mid_request:
             self._stop_read_timer()
         elif self._read_timer is None:
             self._read_timer = self.loop.call_later(self.config.read_timeout_s, self._read_too_slow)
@@ -135,7 +145,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._unset_keepalive_if_required()
-        self._unfinished = self._in_head = True
+        self.transport.mid_request = self._in_head = True
         self._head_bytes = 0
         # How much of a piece is of a head that begins behind another request, the parser does not say.
         self._shared_bytes = self._piece_bytes if self._piece_is_shared else 0
@@ -156,9 +166,11 @@ class BoundedConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._bound_closing()
+        if self.transport.lingers:
+            self.cycle.body.clear()  # what was read ahead
         if self._put_off is not None and self._answering is not None and self._answering.response_complete:
             self._write_refusal(self._put_off)
-        if self._unfinished:
+        if self.transport.mid_request:
             self._unset_keepalive_if_required()  # the next request has begun, and has a timer of its own
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -176,7 +188,7 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._unfinished = False
+        self.transport.mid_request = False
         if not self._asks_to_upgrade():
             super().on_message_complete()
 
@@ -258,7 +270,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _read_too_slow(self) -> None:
         self._read_timer = None
-        if self._unfinished:
+        if self.transport.mid_request:
             self._refuse(b"408 Request Timeout")
 
     def _refuse(self, status: bytes) -> None:
@@ -267,7 +279,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _waits_for_others(self, status: bytes) -> bool:
         """Put a refusal off until the requests before the refused one are answered, if there are any."""
-        refused = self.cycle if self._unfinished and not self._in_head else None
+        refused = self.cycle if self.transport.mid_request and not self._in_head else None
         if self._answering is None or self._answering.response_complete or self._answering is refused:
             return False
         self._put_off = status
@@ -283,4 +295,5 @@ class BoundedConnection(HttpToolsProtocol):
         if self._in_head or not self.cycle.response_started:
             self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
         self.transport.close()
+        self._end_requests()
         self._bound_closing()

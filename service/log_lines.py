@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+_FIELDS = "fields"
 _FOLDERS_SHOWN = 2
 
 
@@ -26,6 +27,27 @@ class Event(NamedTuple):
     text: str
     fields: dict[str, object]
     error: BaseException | None = None
+
+
+def event_of(record: logging.LogRecord) -> Event:
+    """What a record of logging tells, with the fields that `record_of` gave it."""
+    return Event(
+        record.created,
+        record.levelno,
+        record.name,
+        record.getMessage(),
+        getattr(record, _FIELDS, {}),
+        record.exc_info[1] if record.exc_info else None,
+    )
+
+
+def record_of(event: Event) -> logging.LogRecord:
+    """The same for handlers of others, which know records alone."""
+    record = logging.LogRecord(event.logger, event.level, "", 0, event.text, None, None)
+    if event.error is not None:
+        record.exc_info = (type(event.error), event.error, event.error.__traceback__)
+    setattr(record, _FIELDS, event.fields)
+    return record
 
 
 def json_line(event: Event) -> bytes:

@@ -8,24 +8,18 @@ records and its tree of loggers straight to the one handler that writes, and sha
 
 import asyncio
 import contextlib
-import fcntl
-import io
 import logging
-import os
 import select
-import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TextIO, TypeGuard
+from collections.abc import Iterator, Sequence
+from typing import Literal, TextIO
 
-from service.log_lines import Event, console_line, json_line
+from service.log_files import Outlet, may_wait, past_buffers, through
+from service.log_lines import Event, console_line, event_of, json_line, record_of
 
 LogFormat = Literal["auto", "console", "json"]
-
-_FIELDS = "fields"
-_PIPE_BYTES = 1 << 20  # seconds of a busy log, for a reader that is late
 
 
 def configure(log_format: LogFormat, level: str, *, stream: TextIO | None = None) -> None:
@@ -40,7 +34,7 @@ def configure(log_format: LogFormat, level: str, *, stream: TextIO | None = None
     if log_format == "auto":
         # Python has no standard error when it was closed before the start.
         log_format = "console" if stream is not None and stream.isatty() else "json"
-    handler = PipeHandler(stream, log_format) if _is_pipe(stream) else LineHandler(stream, log_format)
+    handler = LossyHandler(stream, log_format) if may_wait(stream) else LineHandler(stream, log_format)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # What no line shows need not be found out for each: the thread, the process, the place of the call.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -68,7 +62,7 @@ def log_event(
     if len(handlers) == 1 and isinstance(handlers[0], LineHandler):
         handlers[0].tell(told)
     else:
-        logger.handle(_record_of(told))
+        logger.handle(record_of(told))
 
 
 @contextlib.contextmanager
@@ -76,7 +70,8 @@ def gathered(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """As long as it lasts, the lines of one turn of the loop are written together, at its end.
 
     A write wakes the reader, and costs as much as all else that a line takes. Warnings and worse are written
-    at once, and so is all that other threads say.
+    at once, and so is all that other threads say. What is written to standard error without a logger does not
+    wait for a reader either, from here to the end of the process: see `Outlet.become_standard_error`.
     """
     handlers = [one for one in logging.root.handlers if isinstance(one, LineHandler)]
     for handler in handlers:
@@ -96,7 +91,7 @@ class LineHandler(logging.Handler):
         self._stream = stream  # kept: a stream that nobody holds closes the file below it
         self._line_of = console_line if log_format == "console" else json_line
         # A person's terminal has an encoding; JSON is UTF-8.
-        self._write = _through(stream) if log_format == "console" else _past_buffers(stream)
+        self._write = through(stream) if log_format == "console" else past_buffers(stream)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._gathered: list[bytes] = []
@@ -114,7 +109,7 @@ class LineHandler(logging.Handler):
                 for piece in _pieces(lines):
                     self.write(piece)
             except Exception:  # noqa: BLE001
-                self.handleError(_record_of(Event(time.time(), logging.INFO, __name__, "lines", {})))
+                self.handleError(record_of(Event(time.time(), logging.INFO, __name__, "lines", {})))
 
     def write(self, lines: Sequence[bytes]) -> None:
         """Write lines, of which there is more than one only if they are short, under the lock."""
@@ -124,25 +119,32 @@ class LineHandler(logging.Handler):
         """Write an event that has no record. Like `handle`, it takes the lock and never raises."""
         self.acquire()
         try:
-            if self._loop is not None and self._may_wait(event):
+            if self._loop is not None and self._is_patient(event):
                 if not self._gathered:
                     self._loop.call_soon(self.flush)
                 self._gathered.append(self._line_of(event))
             else:
                 self.put(event)
         except Exception:  # noqa: BLE001 - a log that cannot be written is no reason to fail
-            self.handleError(_record_of(event))
+            self.handleError(record_of(event))
         finally:
             self.release()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the event of a record: a library's, or one that somebody else's handlers see, too."""
         try:
-            self.put(_event_of(record))
+            self.put(event_of(record))
         except Exception:  # noqa: BLE001
             self.handleError(record)
 
-    def _may_wait(self, event: Event) -> bool:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Tell it in the log. On standard error, as is usual, it would quote a text, and may wait."""
+        fields: dict[str, object] = {"of": record.name}
+        with contextlib.suppress(Exception):
+            told = Event(time.time(), logging.ERROR, __name__, "log line failed", fields, sys.exception())
+            self.write([self._line_of(told)])
+
+    def _is_patient(self, event: Event) -> bool:
         return event.level < logging.WARNING and threading.get_ident() == self._thread
 
     def put(self, event: Event) -> None:
@@ -152,23 +154,36 @@ class LineHandler(logging.Handler):
         self.write([self._line_of(event)])
 
 
-class PipeHandler(LineHandler):
-    """Writes to a pipe or a socket, and leaves a line out rather than wait for a reader that has stopped.
+class LossyHandler(LineHandler):
+    """Leaves a line out rather than wait for a reader that has stopped: of a terminal, a pipe or a socket.
 
-    The loop itself writes the log: without this, a full pipe would hold every request, health and SIGTERM.
-    When it is read again, one line says how many were lost.
+    The loop itself writes the log: without this, a full pipe or Ctrl-S would hold every request, health and
+    SIGTERM. When it is read again, a line that was cut is finished, and another says how many were lost.
     """
 
     def __init__(self, stream: TextIO, log_format: Literal["console", "json"]) -> None:
         super().__init__(stream, log_format)
-        with contextlib.suppress(OSError):  # a socket has another size, which is ample
-            fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        if log_format == "console":
+            self._line_of = lambda event: (
+                console_line(event).decode().encode(stream.encoding, "backslashreplace")
+            )
+        self._outlet = Outlet(stream.fileno())
         self._lost = 0
-        self._room = select.poll()
-        self._room.register(stream.fileno(), select.POLLOUT)
+        self._rest = b""
+
+    def gather(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """As its base; and what else is written to standard error must not hold the loop either."""
+        super().gather(loop)
+        if loop is not None:
+            self._outlet.become_standard_error()
+
+    def close(self) -> None:
+        """Nothing is written after this."""
+        super().close()
+        self._outlet.close()
 
     def put(self, event: Event) -> None:
-        """Write an event, an exception by its type alone if its places are too long for the pipe."""
+        """Write an event, an exception by its type alone if its places are too long to be taken whole."""
         line = self._line_of(event)
         # A pipe that can be written takes this many bytes without waiting; only a long trace has more.
         if len(line) > select.PIPE_BUF and event.error is not None:
@@ -181,17 +196,20 @@ class PipeHandler(LineHandler):
         if self._lost:
             fields: dict[str, object] = {"lines": self._lost}
             told = Event(time.time(), logging.WARNING, __name__, "log lines lost", fields)
-            if self._has_written([self._line_of(told)]):
+            if self._has_taken(self._line_of(told)):
                 self._lost = 0
-        if not self._has_written(lines):
+        if self._lost or not self._has_taken(b"".join(lines)):
             self._lost += len(lines)
 
-    def _has_written(self, lines: Sequence[bytes]) -> bool:
-        if not self._room.poll(0):
-            return False
+    def _has_taken(self, line: bytes) -> bool:
+        """Whether it is written, or begun: the rest of it goes before all else."""
         try:
-            super().write(lines)
-        except BlockingIOError:  # another holder of the pipe has made it one that does not wait
+            if self._rest:
+                self._rest = self._rest[self._outlet.send(self._rest) :]
+            if self._rest:
+                return False
+            self._rest = line[self._outlet.send(line) :]
+        except BlockingIOError:
             return False
         return True
 
@@ -208,62 +226,3 @@ def _pieces(lines: Sequence[bytes]) -> Iterator[list[bytes]]:
         size += len(line)
     if piece:
         yield piece
-
-
-def _is_pipe(stream: TextIO | None) -> TypeGuard[TextIO]:
-    try:
-        mode = os.fstat(stream.fileno()).st_mode if stream is not None else 0
-    except (OSError, ValueError):  # a stream in memory has no number
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-
-
-def _through(stream: TextIO | None) -> Callable[[bytes], object]:
-    """Writes a line as text, in the encoding of the stream."""
-
-    def write(line: bytes) -> None:
-        if stream is not None:
-            stream.write(line.decode())
-            stream.flush()
-
-    return write
-
-
-def _past_buffers(stream: TextIO | None) -> Callable[[bytes], object]:
-    """Writes a line to the file below the stream, where there is one: no encoder, no buffer, no flush."""
-    buffer = getattr(stream, "buffer", None)
-    raw = getattr(buffer, "raw", buffer)
-    if stream is None or not isinstance(raw, io.FileIO):
-        return _through(stream)
-    with contextlib.suppress(OSError):
-        stream.flush()  # what stands in its buffer was said before
-    file = raw
-
-    def write(line: bytes) -> None:
-        written = file.write(line)
-        while written != len(line):
-            if written is None:
-                raise BlockingIOError("no room for the line")
-            line = line[written:]
-            written = file.write(line)
-
-    return write
-
-
-def _event_of(record: logging.LogRecord) -> Event:
-    return Event(
-        record.created,
-        record.levelno,
-        record.name,
-        record.getMessage(),
-        getattr(record, _FIELDS, {}),
-        record.exc_info[1] if record.exc_info else None,
-    )
-
-
-def _record_of(event: Event) -> logging.LogRecord:
-    record = logging.LogRecord(event.logger, event.level, "", 0, event.text, None, None)
-    if event.error is not None:
-        record.exc_info = (type(event.error), event.error, event.error.__traceback__)
-    setattr(record, _FIELDS, event.fields)
-    return record

@@ -17,6 +17,7 @@ FLOORS: tuple[set[str], ...] = (
         "errors",
         "settings",
         "log_lines",
+        "log_files",
         "quota",
         "catalogue",
         "manifest",
@@ -27,7 +28,7 @@ FLOORS: tuple[set[str], ...] = (
         "alarm",
     },
     {"answers", "store", "tokenizer", "schemas", "client", "logs", "tallies", "machine", "devices"}
-    | {"tracing", "environment"},
+    | {"tracing", "environment", "closing"},
     {"engines", "batcher", "exchange", "wire", "tuning", "span_maker"},
     {
         "engines.buckets",

@@ -3,15 +3,18 @@
 import gzip
 import json
 import random
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from service import closing
+from service.connections import BoundedConfig
 from tests.reliability.gates import in_flight, predict
 from tests.reliability.wire import GOOD, Reply, connect, reply, request, to_the_end
-from tests.server import JSON, LocalServer, eventually, local_server
+from tests.server import JSON, SAFETY_S, LocalServer, eventually, local_server
 
 CHUNKED = b"12\r\n" + GOOD + b"\r\n0\r\n\r\n"
 
@@ -178,6 +181,47 @@ def test_an_answer_before_the_body_was_sent_ends_the_connection(
         answer = reply(connection)
         assert (answer.status, answer.headers["connection"]) == (status, "close")
         assert to_the_end(connection) == b""
+
+
+# --- clients that send on
+
+ODD = b"content-encoding: x"
+
+
+@pytest.mark.parametrize(
+    ("target", "lines", "status"),
+    [
+        (b"POST /predict", [ODD, b"content-length: 200000"], 415),
+        (b"POST /nothing", [b"content-length: 200000"], 404),
+        (b"POST /metrics", [b"content-length: 200000"], 405),
+        (b"POST /predict", [b"content-length: 200000", b"x-request-timeout: no"], 400),
+        (b"POST /predict", [b"content-length: 20000000"], 413),
+        (b"POST /predict", [ODD, b"transfer-encoding: chunked"], 415),
+        (b"GET /health/live", [b"content-length: 200000"], 200),
+    ],
+    ids=["415", "404", "405", "400", "413", "chunked", "200"],
+)
+def test_who_sends_on_is_not_reset_before_he_read_his_answer(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch, target: bytes, lines: list[bytes], status: int
+) -> None:
+    """A client that stops at the first error of its socket would not look for the answer."""
+    monkeypatch.setattr(closing, "LINGER_S", SAFETY_S)
+    head = request(b"", b"connection: close", *lines, target=target, length=False)
+    with connect(server.address) as connection:
+        connection.sendall(head + b"4e20\r\n")
+        answer = to_the_end(connection)
+        for _ in range(9):
+            connection.sendall(b"x" * 20_000)
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        connection.shutdown(socket.SHUT_WR)
+        eventually(lambda: not lingering(server), "nobody is waited for any more")
+
+
+def lingering(server: LocalServer) -> int:
+    """How many connections are at their end and are still listened to."""
+    config = server.server.config
+    assert isinstance(config, BoundedConfig)
+    return len(config.lingering)
 
 
 # --- a connection lives on after an error

@@ -1,8 +1,10 @@
 """H. Cores, threads, memory, open files and the log, in a process of its own."""
 
 import os
+import pty
 import random
 import signal
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -138,6 +140,39 @@ def test_a_log_that_nobody_reads_holds_nobody(store: Path) -> None:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+@pytest.mark.parametrize("stopped", [False, True], ids=["full", "Ctrl-S"])
+def test_a_terminal_that_nobody_reads_holds_nobody(store: Path, log_format: str, stopped: bool) -> None:
+    """As the pipe; and the descriptor that is shared with the shell still waits."""
+    person, terminal = pty.openpty()
+    own = os.open(os.ttyname(terminal), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    os.set_blocking(person, False)
+
+    def stop() -> None:
+        if stopped:
+            termios.tcflow(terminal, termios.TCOOFF)
+        else:
+            fill(own)
+
+    try:
+        with unheard(stderr=terminal, model_store=store, log_format=log_format) as (process, client):
+            stop()
+            for _ in range(50):
+                assert predict(client).status_code == 200
+                assert client.get("/health/live").status_code == 200
+            assert os.get_blocking(terminal)
+            termios.tcflow(terminal, termios.TCOON)
+            drain(person)
+            assert predict(client).status_code == 200
+            eventually(lambda: b"log lines lost" in drain(person), "the lost lines are told")
+            stop()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SAFETY_S) == 0
+    finally:
+        for number in (own, terminal, person):
+            os.close(number)
 
 
 def fill(writing: int) -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from service import closing
 from service.access import (
     MAX_FILE_BYTES,
     MAX_KEY_CHARS,
@@ -27,7 +28,8 @@ from service.errors import StartupError
 from service.schemas import Problem
 from service.settings import Settings
 from tests.models import make_version
-from tests.server import JSON, LocalServer, eventually, local_server
+from tests.reliability.wire import connect, request, to_the_end
+from tests.server import JSON, SAFETY_S, LocalServer, eventually, local_server
 
 FIRST, SECOND, THIRD = "first-key-0123456789", "second.key_0123456789", "third+key/0123456789=="
 CLOSED = ("/models", "/docs", "/openapi.json", "/nothing")
@@ -462,6 +464,19 @@ def test_who_is_refused_with_a_body_over_the_limit_gets_to_read_why(
         assert refused.headers["connection"] == "close"
     let_in = client.post("/predict", content=b"x" * size, headers={**bearer(FIRST), **JSON})
     assert (let_in.status_code, let_in.json()["code"]) == (413, "body_too_large")
+
+
+def test_who_is_refused_while_he_sends_gets_to_read_why(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when he wants his connection closed, as `urllib` does; he is not reset when he sends on."""
+    monkeypatch.setattr(closing, "LINGER_S", SAFETY_S)
+    body = b"x" * 20_000
+    with connect(server.address) as connection:
+        connection.sendall(request(body, b"connection: close")[:-1])
+        assert to_the_end(connection).startswith(b"HTTP/1.1 401 ")
+        for _ in range(10):
+            connection.sendall(body)
 
 
 def test_the_next_request_of_who_was_refused_is_answered(client: httpx.Client) -> None:

@@ -1,11 +1,9 @@
 """One line an event, readable by a program or by a person, and never a user's text."""
 
-import contextlib
 import io
 import json
 import logging
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -117,6 +115,18 @@ def test_a_chain_that_bites_its_tail_ends(stream: io.StringIO) -> None:
     configure("json", "info", stream=stream)
     log_event(logging.getLogger("service.test"), logging.ERROR, "defect", exc_info=first)
     assert len(lines(stream)[0]["error"]) == 2
+
+
+def test_a_record_that_cannot_be_written_is_told_without_its_text(
+    stream: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure("json", "info", stream=stream)
+    logging.getLogger("library").info("%d texts", MARKER)
+    [line] = lines(stream)
+    assert (line["event"], line["level"], line["of"]) == ("log line failed", "error", "library")
+    assert line["error"][0]["type"] == "TypeError"
+    assert MARKER not in stream.getvalue()
+    assert capsys.readouterr().err == "", "standard error may wait"
 
 
 @pytest.mark.parametrize("value", ["two\nlines", 'a "quoted" word', "\x1b[31m", "", "a b", "\ud800", "x=1"])
@@ -259,91 +269,3 @@ logging.getLogger("library").warning("theirs")
         subprocess.run([sys.executable, "-c", program], stderr=stream, check=True)
     seen = [json.loads(line) for line in (tmp_path / "log").read_bytes().splitlines()]
     assert [line.get("number", line["event"]) for line in seen] == [0, 1, 2, "theirs"]
-
-
-# A pipe whose reader is late.
-
-
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, io.TextIOWrapper]]:
-    """The end to read, which does not wait, and a stream at the other end."""
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    with os.fdopen(writing, "w", encoding="utf-8") as stream:
-        yield reading, stream
-    os.close(reading)
-
-
-def fill(stream: io.TextIOWrapper) -> None:
-    """Until nothing more goes in."""
-    os.set_blocking(stream.fileno(), False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(stream.fileno(), b"x" * 4096)
-    os.set_blocking(stream.fileno(), True)
-
-
-def drain(reading: int) -> list[dict[str, Any]]:
-    """The lines that were in the pipe; what it was filled with is left out."""
-    read = bytearray()
-    while True:
-        try:
-            read += os.read(reading, 1 << 20)
-        except BlockingIOError:
-            return [json.loads(line) for line in read.lstrip(b"x").splitlines()]
-
-
-@pytest.mark.parametrize("waits", [True, False], ids=["a pipe that waits", "one that does not"])
-def test_lines_that_nobody_reads_are_left_out_and_told(
-    pipe: tuple[int, io.TextIOWrapper], waits: bool
-) -> None:
-    reading, stream = pipe
-    configure("json", "info", stream=stream)
-    fill(stream)
-    os.set_blocking(stream.fileno(), waits)
-    log_event(logging.getLogger("service.test"), logging.INFO, "ours")
-    logging.getLogger("library").info("theirs")
-    assert drain(reading) == []
-    log_event(logging.getLogger("service.test"), logging.INFO, "read again", status=200)
-    log_event(logging.getLogger("service.test"), logging.INFO, "and on")
-    lost, again, on = drain(reading)
-    assert (lost["event"], lost["level"], lost["lines"]) == ("log lines lost", "warning", 2)
-    assert (again["event"], again["status"]) == ("read again", 200)
-    assert on["event"] == "and on"
-
-
-def test_a_line_that_does_not_fit_in_a_pipe_that_does_not_wait_is_lost(
-    pipe: tuple[int, io.TextIOWrapper], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """There was room when the line began, and too little for the whole of it."""
-    reading, stream = pipe
-    configure("json", "info", stream=stream)
-    fill(stream)
-    os.set_blocking(stream.fileno(), False)
-    os.read(reading, select.PIPE_BUF)
-    logging.getLogger("library").info("y" * 2 * select.PIPE_BUF)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.read(reading, 1 << 20)
-    log_event(logging.getLogger("service.test"), logging.INFO, "read again")
-    assert [(line["event"], line.get("lines")) for line in drain(reading)] == [
-        ("log lines lost", 1),
-        ("read again", None),
-    ]
-    assert capsys.readouterr().err == "", "the log's own failures are not told on a stream that waits"
-
-
-def test_a_long_trace_is_cut_to_what_a_pipe_takes_at_once(pipe: tuple[int, io.TextIOWrapper]) -> None:
-    def fall(depth: int) -> None:
-        if depth == 0:
-            raise ValueError(MARKER)
-        fall(depth - 1)
-
-    reading, stream = pipe
-    configure("json", "info", stream=stream)
-    with pytest.raises(ValueError, match=MARKER) as caught:
-        fall(200)
-    log_event(logging.getLogger("service.test"), logging.ERROR, "defect", exc_info=caught.value, status=500)
-    [line] = drain(reading)
-    assert (line["error"], line["status"]) == ("ValueError", 500)
-    assert len(json.dumps(line)) < select.PIPE_BUF
