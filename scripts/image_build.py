@@ -53,7 +53,7 @@ class Sizes:
     layers_mb: dict[str, float]
 
 
-def enter_namespace(module: str, arguments: Sequence[str]) -> None:
+def enter_namespace(module: str, arguments: Sequence[str], *, tools: Mapping[str, str] = TOOLS) -> None:
     """Start this command again in a mount namespace of its own, where mounts of ours cannot stay.
 
     There a version-2 cgroup mount beside version 1 is taken away, which confuses the container tools.
@@ -66,7 +66,7 @@ def enter_namespace(module: str, arguments: Sequence[str]) -> None:
         return
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         raise CannotError("it needs Linux and root: a change of root and mounts")
-    if missing := {package for tool, package in TOOLS.items() if shutil.which(tool) is None}:
+    if missing := {package for tool, package in tools.items() if shutil.which(tool) is None}:
         packages = " ".join(sorted(missing))
         raise CannotError(f"tools are missing: apt-get install --yes --no-install-recommends {packages}")
     tried = subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True, text=True)  # noqa: S607

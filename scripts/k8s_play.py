@@ -17,10 +17,19 @@ from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any
 
-from scripts.image_build import EXIT_CANNOT, IMAGE, CannotError, enter_namespace, run, use_own_storage
+from scripts.image_build import (
+    EXIT_CANNOT,
+    IMAGE,
+    TOOLS,
+    CannotError,
+    enter_namespace,
+    run,
+    use_own_storage,
+)
 from scripts.k8s_pod import Pod, ask, playing, use_podman_here
 
 TEXT = "I loved every minute of it."
+_TOOLS = TOOLS | {"catatonit": "catatonit"}  # the first process of what podman holds a pod together with
 _UNITS = {"Mi": 2**20, "Gi": 2**30}
 _FILTERED = "2"  # of "Seccomp" in /proc: by a profile
 
@@ -42,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8000, help="of this machine (default: %(default)s)")
     asked = parser.parse_args(given)
     try:
-        enter_namespace("scripts.k8s_play", given)
+        enter_namespace("scripts.k8s_play", given, tools=_TOOLS)
         if "CONTAINERS_STORAGE_CONF" not in os.environ:
             use_own_storage()
         use_podman_here()

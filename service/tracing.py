@@ -200,5 +200,5 @@ def open_tracer(settings: Settings, *, version: str) -> Tracer | None:
     try:
         sender: Sender = import_module("service.otlp").open_sender(settings.otlp_endpoint, version)
     except ModuleNotFoundError as error:
-        raise StartupError(f"VALENCE_OTLP_ENDPOINT needs {error.name}: install valence[tracing]") from error
+        raise StartupError(f"VALENCE_OTLP_ENDPOINT needs {error.name}: install the extra tracing") from error
     return Tracer(sender, ratio=settings.trace_ratio)

@@ -14,9 +14,10 @@ _HEAD = """\
 
 Two dashboards for Grafana, found in the folder Valence: [service and SLO](#valence-service-and-slo) for
 whoever is on duty, [model](#valence-model) for whoever answers for what it says. `docker compose up` brings
-them; elsewhere give Grafana `deploy/grafana/provisioning` and `deploy/grafana/dashboards`, and Prometheus the
-recording rules of `deploy/prometheus/rules`. What the objectives are: [slo.md](slo.md); what an alert wants
-of you: [runbook.md](runbook.md).
+them; elsewhere give Grafana `deploy/grafana/provisioning`, with your own `url` in
+`datasources/prometheus.yml`, and `deploy/grafana/dashboards`, and Prometheus the recording rules of
+`deploy/prometheus/rules`. What the objectives are: [slo.md](slo.md); what an alert wants of you:
+[runbook.md](runbook.md).
 
 On top of each stand the data source, the job, the instances, and the bound that "Latency" and "Share over
 the bound" are drawn against. Alerts that fire are marked in red in every panel. Hover over the title of a
@@ -25,7 +26,8 @@ panel for the words below.
 The pictures are the answers of a real Prometheus that scraped two real instances for a minute and a half, in
 the shape of the dashboard: one instance under locust with a spike in the middle; the other with a short
 queue, a burst of lists, a restart, and at the end texts of one kind only. The SLOs are broken on purpose, and
-windows of an hour and more all hold that same minute. This tries every query and draws them anew:
+windows of an hour and more all hold that same minute. This tries every query and draws them anew, over those
+that are here; it needs the command `prometheus` (`apt-get install prometheus`):
 
 ```
 VALENCE_DATA=<data sets> python -m scripts.dashboards_check --out docs/dashboards

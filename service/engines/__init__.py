@@ -29,9 +29,9 @@ FORMATS = {"onnx": "onnx", "torchscript": "torchscript", "openvino": "onnx"}
 "auto" takes the first engine that is named as a format of which the version has a file.
 """
 EXTRAS = {
-    "onnx": "valence[cpu] or valence[gpu]",
-    "torchscript": "valence[torch]",
-    "openvino": "valence[openvino]",
+    "onnx": "the extra cpu or gpu",
+    "torchscript": "the extra torch",
+    "openvino": "the extra openvino",
 }
 """What to install for each engine."""
 

@@ -1,10 +1,15 @@
 """`scripts/k8s_play` runs the pod of the manifest and no other, and says so where it cannot."""
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from scripts.image_build import EXIT_CANNOT
+import pytest
+
+from scripts.image_build import EXIT_CANNOT, TOOLS
 from scripts.k8s_pod import playable
 from tests.deploy.k8s_manifests import OVERLAYS, ROOT, only
 from tests.server import SAFETY_S
@@ -43,3 +48,21 @@ def test_a_machine_that_cannot_says_why() -> None:
     )
     assert ran.returncode == EXIT_CANNOT, ran.stdout + ran.stderr
     assert ran.stderr.startswith("k8s_play: cannot be done here: ")
+
+
+def test_a_machine_without_catatonit_is_told_to_install_it(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("tools are looked for as root only")
+    for tool in TOOLS:
+        (tmp_path / tool).symlink_to(shutil.which("true") or "true")
+    ran = subprocess.run(
+        [sys.executable, "-m", "scripts.k8s_play"],
+        cwd=ROOT,
+        env=os.environ | {"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SAFETY_S,
+    )
+    assert ran.returncode == EXIT_CANNOT, ran.stdout + ran.stderr
+    assert ran.stderr.endswith(" catatonit\n")

@@ -305,7 +305,7 @@ def test_an_endpoint_without_the_extra_is_told_at_the_start(store: Path) -> None
     assert ran.returncode == 1
     *_, last = ran.stderr.splitlines()
     assert re.fullmatch(
-        r"valence: VALENCE_OTLP_ENDPOINT needs opentelemetry[.\w]*: install valence\[tracing\]", last
+        r"valence: VALENCE_OTLP_ENDPOINT needs opentelemetry[.\w]*: install the extra tracing", last
     )
 
 
