@@ -10,6 +10,7 @@ import argparse
 import http
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -118,10 +119,12 @@ def _structure_tester() -> Path:
 
 def _check_structure(tester: Path, tag: str) -> None:
     """Inside the container, as the service runs: the driver for archives unpacks all layers for each test."""
-    described = CACHE / "metadata.json"
+    described, program = CACHE / "metadata.json", CACHE / "structure-test"
+    shutil.copyfile(tester, program)
+    program.chmod(0o755)  # its package does not say that it is a program
     config = json.loads(run("podman", "image", "inspect", tag))[0]["Config"]
     described.write_text(json.dumps({"Config": config}), encoding="utf-8")
-    mounted = {tester: "/check/run", described: "/check/metadata.json", STRUCTURE: "/check/structure.yaml"}
+    mounted = {program: "/check/run", described: "/check/metadata.json", STRUCTURE: "/check/structure.yaml"}
     volumes = [part for path, inside in mounted.items() for part in ("--volume", f"{path}:{inside}:ro")]
     told = run(
         *(*PODMAN, "run", "--rm", "--network", "none", "--no-healthcheck", *hardened(), *volumes),
