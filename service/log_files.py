@@ -109,15 +109,21 @@ def past_buffers(stream: TextIO | None) -> Callable[[bytes], object]:
         return through(stream)
     with contextlib.suppress(OSError):
         stream.flush()  # what stands in its buffer was said before
-    file = raw
+    file, rest = raw, b""
 
     def write(line: bytes) -> None:
-        written = file.write(line)
-        while written != len(line):
-            if written is None:
-                raise BlockingIOError("no room for the line")
-            line = line[written:]
-            written = file.write(line)
+        nonlocal rest
+        # A disk that is full takes a part of a line: what is left of it goes before all else.
+        begun, line = len(rest), rest + line
+        sent = 0
+        try:
+            while sent < len(line):
+                written = file.write(line[sent:])
+                if written is None:
+                    raise BlockingIOError("no room for the line")
+                sent += written
+        finally:
+            rest = b"" if sent == begun else line[sent : begun if sent < begun else None]
 
     return write
 

@@ -119,7 +119,7 @@ def _cpu_limits(root: Path) -> Iterator[tuple[float, Path]]:
 def _cgroup_folders(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
     """The process's cgroup and its parents where they may have this controller; whether they are of v2."""
     own = _own_cgroups(root)
-    for line in _read(root / "proc/self/mountinfo").splitlines():
+    for line in _read(root / "proc/self/mountinfo").split("\n"):  # a name may hold what else ends a line
         # <id> <parent> <device> <root in the hierarchy> <mount point> … - <type> <source> <super options>
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
@@ -136,9 +136,11 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
 def _own_cgroups(root: Path) -> dict[str, str]:
     """The path of this process for each controller of v1, and for v2 under the empty name."""
     paths: dict[str, str] = {}
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        paths |= dict.fromkeys(controllers.split(","), path)
+    for line in _read(root / "proc/self/cgroup").split("\n"):
+        _, _, told = line.partition(":")
+        controllers, colon, path = told.partition(":")
+        if colon:
+            paths |= dict.fromkeys(controllers.split(","), path)
     return paths
 
 
@@ -176,6 +178,6 @@ def _cores(quota: str, period: str) -> Iterator[float]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="surrogateescape")  # a mount may have any name
     except OSError:
         return ""

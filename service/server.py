@@ -119,7 +119,8 @@ class Server(uvicorn.Server):
         finally:
             for number in heard:
                 loop.remove_signal_handler(number)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own would end the rest with a trace
+                # What is left takes a moment. The signal itself would end it with a code of its own.
+                signal.signal(number, lambda _number, _frame: os._exit(self.exit_code))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until `should_exit`."""

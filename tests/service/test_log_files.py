@@ -280,3 +280,36 @@ os._exit(0)
     )
     assert ended.stdout == b"it ends\n"
     assert os.get_blocking(programs), "the shell has this descriptor, too"
+
+
+# A file.
+
+
+def test_a_line_that_a_full_disk_cut_is_finished_when_there_is_room() -> None:
+    """A limit on the size of a file stands for the disk: of the line that crosses it, it takes a part."""
+    code = """
+import os, resource, sys, tempfile
+from service.log_files import past_buffers
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+with tempfile.NamedTemporaryFile("w+") as stream:
+    write = past_buffers(stream)
+    limit(25)
+    for number in range(4):
+        try:
+            write(b"line %d is here\\n" % number)
+        except OSError as error:
+            print(error.strerror)
+    limit(resource.RLIM_INFINITY)
+    write(b"line 4 is here\\n")
+    print(open(stream.name).read(), end="")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == [
+        *["File too large"] * 3,
+        "line 0 is here",
+        "line 1 is here",
+        "line 4 is here",
+    ]

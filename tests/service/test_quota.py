@@ -104,6 +104,16 @@ def test_what_is_no_limit_is_passed_over(tmp_path: Path, content: str) -> None:
     assert cpu_quota(root, affinity=4) == 4.0
 
 
+def test_any_name_of_a_mount_and_any_line_of_a_cgroup_is_survived(tmp_path: Path) -> None:
+    root = tree(tmp_path, mount=V2_MOUNT, own="no line\n0::/", files={"cpu.max": "150000 100000"})
+    with (root / "proc/self/mountinfo").open("ab") as mounts:
+        mounts.write(
+            b"40 23 0:40 / /mnt/caf\xe9 rw - tmpfs tmpfs rw\n"
+            b"41 23 0:41 / /mnt/\xc2\x85a rw - tmpfs tmpfs rw\n"
+        )
+    assert cpu_quota(root, affinity=8) == 1.5
+
+
 def test_without_proc_the_affinity_is_left(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path, affinity=4) == 4.0
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -337,6 +338,17 @@ def test_a_request_that_never_arrives_ends_with_the_stop_timeout(store: Path) ->
         assert closes(unfinished) == b""
         assert server.wait() == 0
         assert [line for line in server.lines if line.get("level") == "error"] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_to_the_very_last_moment_do_not_change_the_exit_code(
+    store: Path, number: signal.Signals
+) -> None:
+    with serving(model_store=store) as server:
+        while server.process.poll() is None:
+            server.process.send_signal(number)
+            time.sleep(0.001)  # not faster than they can be heard
+        assert server.wait() == 0
 
 
 def address_of(url: str) -> tuple[str, int]:
