@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import requests
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -26,6 +27,8 @@ _MOST_WAITING = 2048  # requests; some MB at most
 _AT_A_TIME = 32  # requests; a longer turn would hold the interpreter, and so the loop
 _BREATH_S = 0.0001
 _QUIET_S = 60.0
+_REASON_CHARS = 200  # a collector may answer with a novel
+_TOO_MUCH = "more than can be sent"
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +41,21 @@ def open_sender(
     Timeout, headers, compression and certificates are those of the standard OTEL_EXPORTER_OTLP_* variables,
     which the library reads; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to what names the service.
     """
-    exporter = trace_exporter.OTLPSpanExporter(endpoint.rstrip("/") + _PATH)
+    # It would log a malformed OTEL_EXPORTER_OTLP_HEADERS whole, with the password in it.
+    logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL)
+    session = requests.Session()
+    session.hooks["response"].append(_refuse_redirect)
+    exporter = trace_exporter.OTLPSpanExporter(endpoint.rstrip("/") + _PATH, session=session)
     ours = Resource({"service.name": "valence", "service.version": version})
     resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
     return OtlpSender(exporter, SpanMaker(resource, version), most_waiting=most_waiting, quiet_s=quiet_s)
+
+
+def _refuse_redirect(response: requests.Response, **_: object) -> None:
+    """The library follows no redirect and takes it for a success, which would lose every trace in silence."""
+    if 300 <= response.status_code < 400:
+        response.close()
+        raise requests.RequestException(f"answered {response.status_code}")
 
 
 class OtlpSender:
@@ -78,19 +92,23 @@ class OtlpSender:
 
     def start(self) -> None:
         """Start the thread."""
-        logging.getLogger(trace_exporter.__name__).addFilter(self._reasons)
+        library = logging.getLogger(trace_exporter.__name__)
+        library.addFilter(self._reasons)
+        library.setLevel(logging.WARNING)  # heard here, whatever is written
         self._thread.start()
 
     def put(self, spans: Spans) -> None:
         """Send these with others; lost when too many wait, or after `close`."""
-        waiting = len(self._waiting)
-        if waiting >= self._most_waiting or self._closing:
+        if self._closing or len(self._waiting) >= self._most_waiting:
             self._refused += 1
+            if not self._closing:
+                self._trouble.too_much(self._refused + self._unsent)
             return
         self._waiting.append(spans)
-        if not waiting:
+        waiting = len(self._waiting)  # counted only now: the thread takes them meanwhile, and then sleeps
+        if waiting == 1:
             self._some.set()
-        elif waiting == _AT_A_TIME:
+        elif waiting == _AT_A_TIME + 1:
             self._enough.set()
 
     def close(self, timeout_s: float) -> None:
@@ -107,7 +125,9 @@ class OtlpSender:
             self._thread.join(timeout_s)
         self._give_up()
         if not self._thread.is_alive():
-            logging.getLogger(trace_exporter.__name__).removeFilter(self._reasons)
+            library = logging.getLogger(trace_exporter.__name__)
+            library.removeFilter(self._reasons)
+            library.setLevel(logging.NOTSET)
         lost = self._refused + self._unsent + self._sending + len(self._waiting)
         if lost > self._trouble.told:
             log_event(logger, logging.WARNING, "traces lost", requests=lost)
@@ -147,7 +167,7 @@ class OtlpSender:
             else:
                 self._unsent += self._sending
                 reason = next(iter(self._reasons.heard), "no reason given")
-                self._trouble.failed(refused + self._unsent, reason)
+                self._trouble.failed(refused + self._unsent, reason[:_REASON_CHARS])
             self._sending = 0
             self._reasons.heard.clear()
 
@@ -167,23 +187,32 @@ class _Trouble:
         self._told_trouble = False
         self._quiet_s = quiet_s
         self._quiet_until_s = 0.0
+        self._deciding = threading.Lock()  # the loop tells, too
 
     def failed(self, lost: int, reason: str) -> None:
         """An attempt failed."""
         self.failing = True
+        self._lost = lost
         self._tell(lost, reason)
 
     def sent(self, lost: int) -> None:
         """An attempt went well; more may have come meanwhile than could wait."""
         self.failing = False
-        self._tell(lost, "more than can be sent" if lost > self._lost else None)
+        reason = _TOO_MUCH if lost > self._lost else None
+        self._lost = lost
+        self._tell(lost, reason)
+
+    def too_much(self, lost: int) -> None:
+        """One more than could wait, perhaps while an attempt takes for ever."""
+        if not self._told_trouble:
+            self._tell(lost, _TOO_MUCH)
 
     def _tell(self, lost: int, reason: str | None) -> None:
-        self._lost = lost
-        now = time.monotonic()
-        if (reason is not None) == self._told_trouble or now < self._quiet_until_s:
-            return
-        self._told_trouble, self.told, self._quiet_until_s = reason is not None, lost, now + self._quiet_s
+        with self._deciding:
+            now = time.monotonic()
+            if (reason is not None) == self._told_trouble or now < self._quiet_until_s:
+                return
+            self._told_trouble, self.told, self._quiet_until_s = reason is not None, lost, now + self._quiet_s
         if reason is not None:
             log_event(logger, logging.WARNING, "traces are not sent", reason=reason, lost_requests=lost)
         else:
@@ -199,6 +228,9 @@ class _Reasons(logging.Filter):
         self._tell = heard
 
     def filter(self, record: logging.LogRecord) -> bool:
-        self.heard.append(record.getMessage())
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        invalid = any(isinstance(one, requests.exceptions.InvalidHeader) for one in arguments)
+        # That error quotes the value, which may be a password.
+        self.heard.append("OTEL_EXPORTER_OTLP_HEADERS is invalid" if invalid else record.getMessage())
         self._tell()
         return False

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import NamedTuple, Protocol
 
-from service.errors import ServiceError, StartupError
+from service.errors import Crowded, ServiceError, StartupError, Unauthorized
 from service.settings import Settings
 
 TRACEPARENT = b"traceparent"
@@ -22,6 +22,7 @@ _TRACEPARENT = re.compile(
 _FIRST_VERSION = b"00"  # nothing follows the flags; a later version may have more, which is left out
 _SAMPLED = 1
 _LOW_64_BITS = (1 << 64) - 1
+_NOT_LET_IN = (Unauthorized.code, Crowded.code)
 
 
 class TraceIds(NamedTuple):
@@ -176,8 +177,8 @@ class Tracer:
 
     def __init__(self, sender: Sender, *, ratio: float) -> None:
         self.start = sender.start
-        self.put = sender.put
         self.close = sender.close
+        self._put = sender.put
         self._kept_below = round(ratio * (_LOW_64_BITS + 1))
 
     def begin(self, caller: TraceIds | None) -> TraceIds:
@@ -188,17 +189,33 @@ class Tracer:
         trace = random.getrandbits(128) or 1  # 0 is no id
         return TraceIds(f"{trace:032x}", trace & _LOW_64_BITS < self._kept_below, None, span_id)
 
+    def put(self, spans: Spans) -> None:
+        """Send these, unless it is a caller who was not let in that has decided."""
+        if spans.ids.parent_id is None or spans.attributes.get("valence.code") not in _NOT_LET_IN:
+            self._put(spans)
+
 
 def open_tracer(settings: Settings, *, version: str) -> Tracer | None:
     """The tracer that the settings ask for, not yet started; None when they ask for none.
 
     Raises:
-        StartupError: OpenTelemetry is not installed.
+        StartupError: OpenTelemetry is not installed, or cannot use the endpoint or a variable of its own. Of
+            these it quotes nothing, since they may hold a password.
     """
     if settings.otlp_endpoint is None:
         return None
+    if "@" in settings.otlp_endpoint:
+        raise StartupError(
+            "VALENCE_OTLP_ENDPOINT must hold no user, no password and no @: "
+            "what the collector asks for goes into OTEL_EXPORTER_OTLP_HEADERS"
+        )
     try:
         sender: Sender = import_module("service.otlp").open_sender(settings.otlp_endpoint, version)
     except ModuleNotFoundError as error:
         raise StartupError(f"VALENCE_OTLP_ENDPOINT needs {error.name}: install the extra tracing") from error
+    except Exception as error:  # noqa: BLE001 - the library's own, which may quote what it was given
+        kind = type(error).__name__
+        raise StartupError(
+            f"traces cannot be sent ({kind}): look at VALENCE_OTLP_ENDPOINT and the variables OTEL_*"
+        ) from None
     return Tracer(sender, ratio=settings.trace_ratio)

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.server import SAFETY_S
 
-CLIENT_ERROR = 400
+REDIRECT = 300
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Collector:
     """What has come so far.
 
     Attributes:
-        status: what the next requests are answered with.
+        status, reason: what the next requests are answered with; None for the usual reason.
         asked: how many requests have come.
         gate: each request waits for it before it is answered; set at first.
         resource: what the sender says of itself.
@@ -62,6 +62,7 @@ class Collector:
 
     url: str
     status: int = 200
+    reason: str | None = None
     asked: int = 0
     gate: threading.Event = field(default_factory=threading.Event)
     spans: list[Told] = field(default_factory=list)
@@ -79,7 +80,7 @@ class Collector:
             self._changed.notify_all()
         assert self.gate.wait(SAFETY_S)
         with self._changed:
-            if self.status < CLIENT_ERROR:
+            if self.status < REDIRECT:
                 self._read(ExportTraceServiceRequest.FromString(body))
             self._changed.notify_all()
             return self.status
@@ -114,7 +115,8 @@ def collecting() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(made[0].take(self.path, dict(self.headers.items()), body))
+            status = made[0].take(self.path, dict(self.headers.items()), body)
+            self.send_response(status, made[0].reason)
             self.send_header("content-length", "0")
             self.end_headers()
 

@@ -1,15 +1,18 @@
 """Spans as a collector gets them over HTTP, from a real server; and one that does not take them."""
 
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 
 import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from service import otlp
 from service.otlp import OtlpSender, open_sender
 from service.tracing import Spans, TraceIds
 from tests.collector import Collector, Told, collecting
@@ -23,6 +26,7 @@ PARENT = "b7ad6b7169203331"
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 UNSAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
 MARKER = "xyzzy"
+KEY = "k" * 32
 WHOLE = "POST /predict"
 
 
@@ -244,6 +248,18 @@ def test_an_engine_that_fails_is_seen(store: Path, collector: Collector) -> None
     assert MARKER not in str(collector.spans)
 
 
+def test_a_stranger_has_nothing_kept(store: Path, collector: Collector) -> None:
+    """The share of strangers' own requests is kept as ever: it is not they who decide on it."""
+    with (
+        local_server(model_store=store, otlp_endpoint=collector.url, api_keys=KEY) as server,
+        server.client() as client,
+    ):
+        for headers in (SAMPLED, {}, SAMPLED | {"authorization": f"Bearer {KEY}"}):
+            client.post("/predict", json={"inputs": "good"}, headers=headers)
+    told = [(one.attributes["http.response.status_code"], one.parent_id) for one in collector.named(WHOLE)]
+    assert told == [(401, ""), (200, PARENT)]
+
+
 def test_a_deadline_in_the_queue_is_seen(store: Path, collector: Collector, pool: ThreadPoolExecutor) -> None:
     opener = Opener()
     with (
@@ -346,8 +362,91 @@ def test_what_is_too_much_is_lost_and_counted(collector: Collector, caplog: pyte
     collector.wait_for(lambda: len(collector.spans) == 4)
     sender.close(SAFETY_S)
     assert [one.name for one in collector.spans] == [f"request {number}" for number in (1, 2, 3, 4)]
-    lost = [record.__dict__["fields"] for record in caplog.records if record.name == "service.otlp"]
-    assert [one.get("lost_requests", one.get("requests")) for one in lost] == [5]
+    told = [record.__dict__["fields"] for record in caplog.records if record.name == "service.otlp"]
+    assert told == [{"reason": "more than can be sent", "lost_requests": 1}, {"requests": 5}]
+
+
+def test_too_much_is_told_while_the_collector_does_not_answer(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = open_sender(collector.url, "1", most_waiting=1)
+    sender.start()
+    collector.gate.clear()
+    sender.put(some(1))
+    collector.wait_for(lambda: collector.asked == 1)
+    for number in range(2, 10):
+        sender.put(some(number))
+    assert said(caplog) == ["traces are not sent"]
+    collector.gate.set()
+    sender.close(SAFETY_S)
+
+
+@pytest.mark.parametrize("status", [301, 302, 304, 307, 308])
+def test_a_redirect_is_no_success(
+    collector: Collector, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    collector.status = status
+    reason = reason_of(collector, caplog)
+    assert f"answered {status}" in reason
+    assert collector.asked == 1
+
+
+def test_a_long_reason_is_cut(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+    collector.status, collector.reason = 400, "because " * 1000
+    reason = reason_of(collector, caplog)
+    assert "because" in reason
+    assert len(reason) == 200
+
+
+@pytest.mark.parametrize("header", [f"a: Bearer {MARKER}", f"a={MARKER}%0a{MARKER}"])
+def test_a_malformed_header_variable_is_not_quoted(
+    monkeypatch: pytest.MonkeyPatch, collector: Collector, caplog: pytest.LogCaptureFixture, header: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", header)
+    sender = open_sender(collector.url, "1")
+    sender.start()
+    sender.put(some(1))
+    sender.close(SAFETY_S)
+    assert MARKER not in caplog.text + str([record.__dict__ for record in caplog.records])
+
+
+def reason_of(collector: Collector, caplog: pytest.LogCaptureFixture) -> str:
+    """What the log says when one request was not sent."""
+    sender = open_sender(collector.url, "1")
+    sender.start()
+    sender.put(some(1))
+    sender.close(SAFETY_S)
+    [told] = [record.__dict__["fields"] for record in caplog.records if record.name == "service.otlp"]
+    assert told["lost_requests"] == 1
+    reason: str = told["reason"]
+    return reason
+
+
+def test_no_wake_up_is_lost(collector: Collector) -> None:
+    """The loop is held up in the middle of a `put`, until the thread has sent the rest and sleeps."""
+    sender = open_sender(collector.url, "1")
+    sender.start()
+
+    def sleeps() -> bool:
+        [thread] = [one.ident for one in threading.enumerate() if one.name == "otlp"]
+        frame: FrameType | None = sys._current_frames()[thread or 0]  # noqa: SLF001 - documented
+        files = []
+        while frame is not None:
+            files.append(frame.f_code.co_filename)
+            frame = frame.f_back
+        return files[0] == threading.__file__ and set(files) == {threading.__file__, otlp.__file__}
+
+    def hold_up(frame: FrameType, event: str, function: object) -> None:
+        if (event, function, frame.f_code) == ("c_return", len, OtlpSender.put.__code__):
+            sys.setprofile(None)
+            collector.wait_for(lambda: len(collector.spans) == 1)
+            eventually(sleeps, "the thread sleeps")
+
+    sender.put(some(1))
+    sys.setprofile(hold_up)
+    sender.put(some(2))
+    collector.wait_for(lambda: len(collector.spans) == 2)
+    sender.close(SAFETY_S)
 
 
 def test_many_are_sent_in_several_requests(collector: Collector) -> None:
@@ -372,19 +471,23 @@ def test_the_end_waits_no_longer_than_it_may(collector: Collector, caplog: pytes
     assert said(caplog) == ["traces lost"]
     sender.put(some(3))
     collector.gate.set()
+    sender.close(SAFETY_S)  # else its ear stays at the library, before that of the next test
 
 
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.ERROR])
 def test_a_collector_that_is_tried_again_does_not_hold_the_end(
-    collector: Collector, caplog: pytest.LogCaptureFixture
+    collector: Collector, caplog: pytest.LogCaptureFixture, level: int
 ) -> None:
-    """503 is tried again after a second and more; the end cuts that short."""
+    """503 is tried again after a second and more; the end cuts that short, whatever the log tells."""
+    caplog.set_level(level, logger="opentelemetry")
+    caplog.handler.setLevel(logging.NOTSET)  # what is ours is still to be seen
     collector.status = 503
     sender = open_sender(collector.url, "1")
     sender.start()
     sender.put(some(1))
     collector.wait_for(lambda: collector.asked == 1)
-    sender.close(0.01)
-    eventually(lambda: "otlp" not in {thread.name for thread in threading.enumerate()}, "the thread ends")
+    sender.close(SAFETY_S)
+    assert "otlp" not in {thread.name for thread in threading.enumerate()}
     assert collector.asked == 1
     assert said(caplog)
     assert [record for record in caplog.records if record.name.startswith("opentelemetry")] == []

@@ -21,6 +21,7 @@ from starlette.types import Message
 from service import tracing
 from service.app import create_app, life_of
 from service.environment import SettingsError, read_settings
+from service.errors import StartupError
 from service.settings import Settings
 from service.tracing import Spans, Stage, TraceIds, Tracer, caller_of, open_tracer
 from tests.models import make_version
@@ -307,6 +308,24 @@ def test_an_endpoint_without_the_extra_is_told_at_the_start(store: Path) -> None
     assert re.fullmatch(
         r"valence: VALENCE_OTLP_ENDPOINT needs opentelemetry[.\w]*: install the extra tracing", last
     )
+
+
+def test_an_endpoint_with_a_password_is_refused_and_not_quoted() -> None:
+    for endpoint in ("http://user:xyzzy@collector:4318", "http://user:xy/zzy@collector:4318"):
+        with pytest.raises(StartupError, match="no user, no password") as caught:
+            open_tracer(Settings(otlp_endpoint=endpoint), version="1")
+        assert "zzy" not in str(caught.value)
+
+
+def test_what_the_library_refuses_is_told_by_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("xyzzy")
+
+    monkeypatch.setattr("requests.Session.__init__", fail)
+    with pytest.raises(StartupError, match=r"\(ValueError\)") as caught:
+        open_tracer(Settings(otlp_endpoint="http://collector:4318"), version="1")
+    assert "xyzzy" not in str(caught.value)
+    assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize("endpoint", ["collector:4318", "grpc://collector:4317", "http://", "http:///v1"])
