@@ -1,13 +1,20 @@
 """Threads that make calls, and the measure of their speed."""
 
 import asyncio
+import hashlib
+import os
+import sys
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
 
-from service.lanes import Call, DrainRate, Lanes
+from service.lanes import STEP_BACK, Call, DrainRate, Lanes
 from tests.service.by_hand import SAFETY_S, on_each_loop, run_on, turned_clock
+
+NICEST = 19
+BUSY_S = 0.2  # of CPU
 
 
 def nothing() -> None:
@@ -186,3 +193,71 @@ def test_one_call_that_stood_still_in_each_lane_does_not_make_the_others_slow() 
     rate.called(100, 600.0)
     rate.called(100, 600.0)
     assert rate.usual_seconds_for(1000) == pytest.approx(0.5)
+
+
+where_a_thread_can_be_nicer = pytest.mark.skipif(
+    sys.platform != "linux" or os.getpriority(os.PRIO_PROCESS, 0) > NICEST - STEP_BACK,
+    reason="niceness is of the whole process here, or the tests are about as nice as can be",
+)
+
+
+@where_a_thread_can_be_nicer
+@on_each_loop
+async def test_a_lane_is_nicer_than_its_loop_which_stays_as_it_was() -> None:
+    own_niceness = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def run(values: Sequence[int]) -> Sequence[int]:
+        return [os.getpriority(os.PRIO_PROCESS, 0) for _ in values]
+
+    done: asyncio.Queue[Call[int, int]] = asyncio.Queue()
+    lanes: Lanes[int, int] = Lanes(run, 2, follow=nothing, done=done.put_nowait, died=raise_it)
+    lanes.start()
+    lanes.hand_in(Call([1], tokens=1))
+    assert (await done.get()).results == [own_niceness + STEP_BACK]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own_niceness
+    lanes.stop()
+    await lanes.ended()
+
+
+@where_a_thread_can_be_nicer
+def test_a_loop_with_much_to_do_gets_more_of_a_core_than_the_lane_beside_it() -> None:
+    """Both compute without the global lock, on one and the same core."""
+    core = {min(os.sched_getaffinity(0))}
+    begun, enough = threading.Event(), threading.Event()
+    clocks: list[int] = []
+
+    def run(values: Sequence[int]) -> Sequence[int]:
+        os.sched_setaffinity(0, core)
+        clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+        begun.set()
+        while not enough.is_set():
+            compute()
+        return values
+
+    async def test() -> None:
+        done: asyncio.Queue[Call[int, int]] = asyncio.Queue()
+        lanes: Lanes[int, int] = Lanes(run, 1, follow=nothing, done=done.put_nowait, died=raise_it)
+        lanes.start()
+        lanes.hand_in(Call([1], tokens=1))
+        assert begun.wait(SAFETY_S)
+        own_s, lane_s = time.thread_time(), time.clock_gettime(clocks[0])
+        while time.thread_time() - own_s < BUSY_S:
+            compute()
+        lane_s = time.clock_gettime(clocks[0]) - lane_s
+        enough.set()
+        await done.get()
+        lanes.stop()
+        await lanes.ended()
+        assert lane_s < 0.7 * BUSY_S, "equals would have had the same"
+
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, core)
+    try:
+        run_on(asyncio.new_event_loop, test)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def compute() -> None:
+    """About a millisecond in C, without the global lock."""
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1000)
