@@ -18,7 +18,7 @@ import orjson
 from service.core import Prediction
 from service.engines import open_engine
 from service.environment import SettingsError, read_settings, unknown_variables
-from service.errors import StartupError
+from service.errors import ServiceError, StartupError
 from service.loading import ModelDescription, tune
 from service.logs import configure, log_event
 from service.manifest import form
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             print(f"valence: {problem}", file=sys.stderr)
         return EXIT_USAGE
-    except StartupError as error:
+    except (StartupError, ServiceError) as error:
         print(f"valence: {error}", file=sys.stderr)
         return EXIT_FAILED
     except BrokenPipeError:

@@ -14,8 +14,8 @@ LINGER_S = 1.0
 """How long is read and dropped, at most; a client that closes in answer, as most do, ends it."""
 
 
-class Lingering:
-    """The transports of one server that linger, in the order in which they began."""
+class GivingWay:
+    """The transports of one server that may be ended for a newcomer, in the order of being added."""
 
     def __init__(self) -> None:
         self._transports: dict[LingeringTransport, None] = {}
@@ -24,15 +24,15 @@ class Lingering:
         return len(self._transports)
 
     def add(self, transport: "LingeringTransport") -> None:
-        """It has begun."""
+        """It may be ended from now on."""
         self._transports[transport] = None
 
     def discard(self, transport: "LingeringTransport") -> None:
-        """It is over."""
+        """It is over, or may no longer be ended."""
         self._transports.pop(transport, None)
 
-    def give_way(self) -> bool:
-        """End the one that lingers longest, for a newcomer; whether there was any."""
+    def end_first(self) -> bool:
+        """End the one that was added first; whether there was any."""
         first = next(iter(self._transports), None)
         if first is None:
             return False
@@ -42,20 +42,20 @@ class Lingering:
 
 
 class LingeringTransport(asyncio.Transport):
-    """A transport that lingers when it is closed in the middle of a request.
+    """A transport that lingers when it is closed in the middle of a request, unless it has to give way.
 
     Attributes:
         mid_request: whether a request has begun to arrive and is not whole; its protocol sees to it.
         lingers: it is being closed, and what comes is to be dropped.
     """
 
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl, lingering: Lingering) -> None:
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl, giving_way: GivingWay) -> None:
         super().__init__()
         self.mid_request = False
         self.lingers = False
         self._transport = transport
         self._flow = flow
-        self._lingering = lingering
+        self._giving_way = giving_way
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -80,7 +80,7 @@ class LingeringTransport(asyncio.Transport):
             self._transport.close()
         elif not self.lingers:
             self.lingers = True
-            self._lingering.add(self)
+            self._giving_way.add(self)
             self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
             self._flow.resume_reading()
             with contextlib.suppress(OSError):  # reset meanwhile: that is told by the loop
@@ -90,4 +90,4 @@ class LingeringTransport(asyncio.Transport):
         """The connection is gone."""
         if self._timer is not None:
             self._timer.cancel()
-        self._lingering.discard(self)
+        self._giving_way.discard(self)

@@ -9,18 +9,22 @@ from typing import Any, NoReturn
 
 import httptools
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from service.backlog import BODY_SLICE_BYTES, HEAD_SLICE_BYTES, Backlog
 from service.client import LINE_KEY
-from service.closing import Lingering, LingeringTransport
+from service.closing import GivingWay, LingeringTransport
+from service.head import HEAD_TOO_LONG, fault_of, with_path
 from service.middleware import CROWDED_KEY
+from service.unread import ReadConnection
 
 RESERVED_CONNECTIONS = 64
-"""How many connections above the limit are still taken, for health and metrics; those beyond are closed."""
+"""How many connections above the limit are still taken, for health and metrics.
+
+For one more the oldest of them ends that has asked for nothing yet; if all have, the new one."""
 
 _AROUND_HEADER = 4  # colon, space, end of line
 _AROUND_URL = 14  # two spaces, the version and the ends of the first line and of the head
-_HEAD_TOO_LONG = b"431 Request Header Fields Too Large"
 
 
 class BoundedConfig(Config):
@@ -41,39 +45,40 @@ class BoundedConfig(Config):
         self.read_timeout_s = read_timeout_s
         self.max_head_bytes = max_head_bytes
         self.max_connections = max_connections
-        self.lingering = Lingering()
+        self.giving_way = GivingWay()
 
 
-class BoundedConnection(HttpToolsProtocol):
+class BoundedConnection(ReadConnection):
     """Answers 431 to a head that is too long, and 408 to a request that arrives too slowly, and hangs up.
 
-    A client that does not read what it asked for is hung up on, too. A request that arrives in one piece, as
-    most do, costs a few assignments; timers are for the others.
+    A request that arrives in one piece, as most do, costs a few assignments; timers are for the others.
     """
 
     config: BoundedConfig
-    transport: LingeringTransport
+    flow: Backlog
     _in_head = False
     _head_bytes = 0
     _shared_bytes = 0
     _piece_bytes = 0
     _piece_is_shared = False
-    _head_too_long = False
+    _fault: bytes | None = None
     _put_off: bytes | None = None
-    _unread_bytes = 0
-    _write_timer: asyncio.TimerHandle | None = None
     _read_timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
     on_gone: Callable[[], None] | None = None  # see `service.client.Line`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        lingering = self.config.lingering
-        self.transport = LingeringTransport(transport, self.flow, lingering)
+        self.patience_s = self.config.read_timeout_s
+        self.flow = Backlog(transport)
+        giving_way = self.config.giving_way
+        self.transport = LingeringTransport(transport, self.flow, giving_way)
         over = len(self.connections) - self.config.max_connections
-        self._crowded = over > len(lingering)  # those that linger want nothing
-        if over > RESERVED_CONNECTIONS and not lingering.give_way():
+        self._crowded = over > len(giving_way)  # these want nothing, or nothing yet
+        if over > RESERVED_CONNECTIONS and not giving_way.end_first():
             transport.abort()
+        elif self._crowded:
+            giving_way.add(self.transport)
         # uvicorn waits for ever for the first byte.
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -82,8 +87,8 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_keepalive_if_required()
         self._stop_read_timer()
-        self._stop_write_timer()
         self.transport.lost()
+        self.flow.drop()
         self._end_requests()
         if self.on_gone is not None:
             self.on_gone()
@@ -104,12 +109,31 @@ class BoundedConnection(HttpToolsProtocol):
             self._answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        if len(data) <= HEAD_SLICE_BYTES and not self.flow and not self.pipeline:
+            self._read_slice(data)
+            self._bound_arrival()
+        else:
+            self.flow.put(data)
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Parse what has come, a slice at a time, until a request waits for its turn."""
+        while self.flow and not self.pipeline and not self.transport.is_closing():
+            in_body = self.transport.mid_request and not self._in_head
+            self._read_slice(self.flow.take(BODY_SLICE_BYTES if in_body else HEAD_SLICE_BYTES))
+        if self.transport.is_closing():
+            self.flow.drop()
+        else:
+            self.flow.hold()
+        self._bound_arrival()
+
+    def _read_slice(self, data: bytes) -> None:
         again: bytes | None = data
         while again is not None:
             again = self._read(again)
 
     def _read(self, data: bytes) -> bytes | None:
-        """Parse a piece; gives back what is to be read again, if a request asks for another protocol."""
+        """Parse a slice; gives back what is to be read again, if a request asks for another protocol."""
         if self._put_off is not None or self.transport.lingers:
             return None  # what follows a request that is refused is not looked at
         self._piece_bytes = len(data)
@@ -120,26 +144,24 @@ class BoundedConnection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             return self._without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            if self._head_too_long:
-                self._refuse(_HEAD_TOO_LONG)
+            if self._fault is not None:
+                self._refuse(self._fault)
                 return None
             self.logger.warning("invalid HTTP request")
             if not self._waits_for_others(b"400 Bad Request"):
                 self.send_400_response("Invalid HTTP request received.")
                 self._end_requests()
             return None
-        self._bound_arrival(data)
-        return None
-
-    def _bound_arrival(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes - self._shared_bytes > self.config.max_head_bytes:
-                self._refuse(_HEAD_TOO_LONG)
-                return
+                self._refuse(HEAD_TOO_LONG)
+        return None
+
+    def _bound_arrival(self) -> None:
         if not self.transport.mid_request:
             self._stop_read_timer()
-        elif self._read_timer is None:
+        elif self._read_timer is None and self._put_off is None and not self.transport.is_closing():
             self._read_timer = self.loop.call_later(self.config.read_timeout_s, self._read_too_slow)
 
     def on_message_begin(self) -> None:
@@ -161,7 +183,7 @@ class BoundedConnection(HttpToolsProtocol):
         # A trailer, behind the chunks of a body. Nobody reads it, so it is not kept, but it is counted.
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > self.config.max_head_bytes:
-            self._end_parsing()
+            self._end_parsing(HEAD_TOO_LONG)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -172,6 +194,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._write_refusal(self._put_off)
         if self.transport.mid_request:
             self._unset_keepalive_if_required()  # the next request has begun, and has a timer of its own
+        if self.flow:
+            self.loop.call_soon(self._read_on)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
@@ -181,11 +205,17 @@ class BoundedConnection(HttpToolsProtocol):
         # Counted exactly only when the pieces that it came in hold more, or are too long together and may.
         if self._shared_bytes or self._head_bytes + self._piece_bytes > self.config.max_head_bytes:
             self._bound_head()
-        self._in_head = False
-        if self.expect_100_continue and self.parser.get_http_version() == "1.0":
+        version = self.parser.get_http_version()
+        fault = fault_of(self.headers, version)
+        if fault is not None:
+            self._end_parsing(fault)
+        self.url = with_path(self.url)
+        self.config.giving_way.discard(self.transport)
+        if self.expect_100_continue and version == "1.0":
             self.expect_100_continue = False  # to be ignored there (RFC 9110, 10.1.1)
         if not self._asks_to_upgrade():
             super().on_headers_complete()
+        self._in_head = False  # only now: a head with a URL that cannot be read makes no request
 
     def on_message_complete(self) -> None:
         self.transport.mid_request = False
@@ -196,52 +226,12 @@ class BoundedConnection(HttpToolsProtocol):
         head_bytes = len(self.parser.get_method()) + len(self.url) + _AROUND_URL
         head_bytes += sum(len(name) + len(value) + _AROUND_HEADER for name, value in self.headers)
         if head_bytes > self.config.max_head_bytes:
-            self._end_parsing()
+            self._end_parsing(HEAD_TOO_LONG)
         self._head_bytes, self._shared_bytes = head_bytes, 0
 
-    def _end_parsing(self) -> NoReturn:
-        self._head_too_long = True
+    def _end_parsing(self, fault: bytes) -> NoReturn:
+        self._fault = fault
         raise ValueError("the parser passes this on as an error of its own")
-
-    def pause_writing(self) -> None:
-        """The client leaves unread what was written, and the buffer is full."""
-        super().pause_writing()
-        self._bound_reading()
-
-    def _bound_reading(self) -> None:
-        if self._write_timer is None:
-            self._unread_bytes = self.transport.get_write_buffer_size()
-            self._write_timer = self.loop.call_later(self.config.read_timeout_s, self._go_on_if_read)
-
-    def _go_on_if_read(self) -> None:
-        """Hang up on who took nothing since the last look; who is slow and steady gets all of a long answer.
-
-        Nothing is added meanwhile: the application waits, or the connection is being closed.
-        """
-        self._write_timer = None
-        if self.transport.get_write_buffer_size() < self._unread_bytes:
-            self._bound_reading()
-        else:
-            self.transport.abort()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stop_write_timer()
-        self._bound_closing()
-
-    def _bound_closing(self) -> None:
-        """A connection that is being closed is gone only when all is read."""
-        if self.transport.is_closing() and self in self.connections:
-            self._bound_reading()
-
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self._bound_closing()  # the last answer may be unread still
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
 
     def _asks_to_upgrade(self) -> bool:
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
@@ -270,7 +260,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _read_too_slow(self) -> None:
         self._read_timer = None
-        if self.transport.mid_request:
+        if self.flow:
+            self._bound_arrival()  # it is not parsed yet, which is no fault of the client
+        elif self.transport.mid_request:
             self._refuse(b"408 Request Timeout")
 
     def _refuse(self, status: bytes) -> None:

@@ -93,12 +93,20 @@ async def load_in_thread(
         try:
             model = load(settings, open_engine, go_on=go_on, tell=tell)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the one who waits is told
-            failed = error
+            failed = _told(error)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(hand_over, model, failed)
 
     threading.Thread(target=work, name=LOADING, daemon=True).start()
     return await done
+
+
+def _told(error: BaseException) -> Exception:
+    """As it can be handed over. The panic of a library is no Exception: who waits would end by it."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    reason = f"loading the version ended with {type(error).__name__}: {error}"
+    return StartupError(reason).with_traceback(error.__traceback__)
 
 
 def load(

@@ -36,6 +36,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _ABANDON_S = 2.0
 _OTHER_FILES = 128
+_LEAST_FILES = 50
 _ACCEPTED_A_TURN = 16
 _BACKLOG = 2048
 
@@ -49,7 +50,7 @@ def serve(settings: Settings, *, open_engine: OpenEngine = engines.open_engine) 
         The exit code: 0 after a signal, 1 when the service could not start.
 
     Raises:
-        StartupError: the address cannot be listened on.
+        StartupError: the address cannot be listened on, or too few files may be open.
     """
     settings = settings.model_copy(update={"max_connections": allow_connections(settings.max_connections)})
     sockets = listen(settings.host, settings.port)
@@ -231,10 +232,11 @@ def listen(host: str, port: int) -> list[socket.socket]:
         # From here on a connection waits to be taken: whoever reads the address in the log is not refused.
         for one in sockets:
             one.listen(_BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         for one in sockets:
             one.close()
-        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        reason = error.strerror if isinstance(error, OSError) else "not the name of a host"
+        raise StartupError(f"cannot listen on {host}:{port}: {reason}") from error
     return sockets
 
 
@@ -263,6 +265,9 @@ def allow_connections(wanted: int) -> int:
     Returns:
         How many connections can be served in full: fewer than wanted where the hard limit is low. Without a
         file for it, a connection would be closed before anybody sees that it asks for health.
+
+    Raises:
+        StartupError: there are too few even to listen and to read a model.
     """
     others = RESERVED_CONNECTIONS + _OTHER_FILES
     files = wanted + others
@@ -270,6 +275,10 @@ def allow_connections(wanted: int) -> int:
     if soft == resource.RLIM_INFINITY or soft >= files:
         return wanted
     allowed = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    if allowed < _LEAST_FILES:
+        raise StartupError(
+            f"only {allowed} open files are allowed (ulimit -n); at least {_LEAST_FILES} are needed"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     possible = max(1, allowed - others)
     if allowed < files:

@@ -5,13 +5,14 @@ tokenizer.json and the model files (`service.manifest` knows what a manifest hol
 Knows nothing of engines, tokenizing or HTTP.
 """
 
+import contextlib
 import errno
 import hashlib
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -67,10 +68,8 @@ class Version:
             StartupError: the file is gone or has changed since the version was opened.
         """
         path = _inside(self.path, record.path)
-        try:
+        with _readable(path):
             content = path.read_bytes()
-        except OSError as error:
-            raise StartupError(f"{path}: {error.strerror}") from error
         _compare(path, record, len(content), hashlib.sha256(content).hexdigest())
         return content
 
@@ -86,21 +85,26 @@ class Listing:
 
 
 def versions(store: Path, name: str) -> list[int]:
-    """The version numbers of a model, lowest first (10 comes after 9). A folder with another name is none."""
+    """The version numbers of a model, lowest first (10 comes after 9). A folder with another name is none.
+
+    Raises:
+        StartupError: the folder cannot be read.
+    """
     folder = store / name
-    if not MODEL_NAME.fullmatch(name) or not folder.is_dir():
+    if not MODEL_NAME.fullmatch(name):
         return []
-    return sorted(
-        int(entry.name) for entry in folder.iterdir() if _VERSION.fullmatch(entry.name) and entry.is_dir()
-    )
+    with _readable(folder):
+        return sorted(int(entry.name) for entry in _folders(folder) if _VERSION.fullmatch(entry.name))
 
 
 def list_models(store: Path) -> list[Listing]:
-    """Every version in the store, by name, then number; a damaged manifest is a `problem`, not an error."""
-    names = sorted(entry.name for entry in store.iterdir() if entry.is_dir()) if store.is_dir() else []
+    """Every version in the store, by name, then number; a damaged manifest is a `problem`, not an error.
+
+    A store or a model whose folder cannot be read has none; a version whose folder cannot has a `problem`.
+    """
     listings = []
-    for name in names:
-        for version in versions(store, name):
+    for name in _names(store):
+        for version in _readable_versions(store, name):
             try:
                 manifest = _read_manifest(store / name / str(version), name, version)
                 listings.append(Listing(name, version, manifest, None))
@@ -187,12 +191,36 @@ def write_version(store: Path, draft: Manifest, files: Mapping[str, bytes | Path
 _Record = TypeVar("_Record", FileRecord, ModelFile)
 
 
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What the system has against reading it, as a StartupError."""
+    try:
+        yield
+    except OSError as error:
+        raise StartupError(f"{path}: {error.strerror}") from error
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+
+
+def _names(store: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(entry.name for entry in _folders(store))
+    return []
+
+
+def _readable_versions(store: Path, name: str) -> list[int]:
+    with contextlib.suppress(StartupError):
+        return versions(store, name)
+    return []
+
+
 def _read_manifest(folder: Path, name: str, version: int) -> Manifest:
     path = _inside(folder, MANIFEST)
     try:
-        manifest = parse(path.read_bytes())
-    except OSError as error:
-        raise StartupError(f"{path}: {error.strerror}") from error
+        with _readable(path):
+            manifest = parse(path.read_bytes())
     except ManifestError as error:
         raise StartupError(f"{path}: {error}") from error
     if (manifest.name, manifest.version) != (name, version):
@@ -205,21 +233,19 @@ def _read_manifest(folder: Path, name: str, version: int) -> Manifest:
 def _inside(folder: Path, name: str) -> Path:
     """The path of a file of a version; a symbolic link that leads out of the folder is refused."""
     path = folder / name
-    if not path.is_file():  # first: a link to itself cannot be resolved
-        raise StartupError(f"{path}: missing, or not a regular file")
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise StartupError(f"{path}: leads out of the folder of the version")
+    with _readable(path):
+        if not path.is_file():  # first: a link to itself cannot be resolved
+            raise StartupError(f"{path}: missing, or not a regular file")
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise StartupError(f"{path}: leads out of the folder of the version")
     return path
 
 
 def _verify_file(folder: Path, record: FileRecord | ModelFile) -> None:
     path = _inside(folder, record.path)
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = file.tell()
-    except OSError as error:
-        raise StartupError(f"{path}: {error.strerror}") from error
+    with _readable(path), path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = file.tell()
     _compare(path, record, size, digest)
 
 

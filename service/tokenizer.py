@@ -41,6 +41,7 @@ MAX_READING_CHARS = 4_194_304
 CHARS_A_SECOND = 1_000_000
 
 _INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
+_RARE = "\U00013080"  # a hieroglyph: an assigned letter that hardly any vocabulary knows
 
 
 class Tokenizer:
@@ -81,9 +82,13 @@ class Tokenizer:
         """
         try:
             backend = Backend.from_buffer(source if isinstance(source, bytes) else source.read_bytes())
-        except (OSError, ValueError) as error:
+            made = cls(backend, max_tokens=max_tokens, max_text_chars=max_text_chars)
+            made._body(_RARE)  # one without a token for what it does not know fails on it
+        except StartupError:
+            raise
+        except Exception as error:  # the library raises no other kind for most of its reasons
             raise StartupError(f"the tokenizer cannot be read: {error}") from error
-        return cls(backend, max_tokens=max_tokens, max_text_chars=max_text_chars)
+        return made
 
     def start(self) -> None:
         """Start the threads that long texts need, while it can still be refused that there are none.

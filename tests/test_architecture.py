@@ -28,8 +28,8 @@ FLOORS: tuple[set[str], ...] = (
         "alarm",
     },
     {"answers", "store", "tokenizer", "schemas", "client", "logs", "tallies", "machine", "devices"}
-    | {"tracing", "environment", "closing"},
-    {"engines", "batcher", "exchange", "wire", "tuning", "span_maker"},
+    | {"tracing", "environment", "closing", "backlog", "head"},
+    {"engines", "batcher", "exchange", "wire", "tuning", "span_maker", "unread"},
     {
         "engines.buckets",
         "engines.lone",

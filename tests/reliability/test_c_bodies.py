@@ -88,7 +88,7 @@ def test_a_chunk_of_a_doubtful_size_ends_the_connection(server: LocalServer, siz
 @pytest.mark.parametrize(
     "start",
     [
-        b"GET http://x HTTP/1.1",
+        b"GET http:// HTTP/1.1",
         b"GET ?x HTTP/1.1",
         b"GET http://x:999999999/health HTTP/1.1",
         b"GET http://[::1/health HTTP/1.1",
@@ -221,7 +221,7 @@ def lingering(server: LocalServer) -> int:
     """How many connections are at their end and are still listened to."""
     config = server.server.config
     assert isinstance(config, BoundedConfig)
-    return len(config.lingering)
+    return len(config.giving_way)
 
 
 # --- a connection lives on after an error

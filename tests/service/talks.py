@@ -15,6 +15,7 @@ from tests.server import SAFETY_S
 TIMEOUT_S = 1_000.0  # far longer than any test takes
 HEAD_LIMIT = 2_000
 SMALL_BUFFER_BYTES = 8_192
+MAX_CONNECTIONS = 8
 
 
 class SetLoop(asyncio.SelectorEventLoop):
@@ -79,7 +80,7 @@ async def talking(app: Any, *, keep_alive_s: int = 10**9) -> AsyncIterator[Talk]
         app,
         read_timeout_s=TIMEOUT_S,
         max_head_bytes=HEAD_LIMIT,
-        max_connections=8,
+        max_connections=MAX_CONNECTIONS,
         timeout_keep_alive=keep_alive_s,
         lifespan="off",
         log_config=None,

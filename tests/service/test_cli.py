@@ -106,6 +106,12 @@ def test_predict_stops_quietly_when_nobody_reads_on(store: Path) -> None:
     assert (process.returncode, complaint) == (1, b"")
 
 
+def test_predict_says_so_when_there_is_no_time(store: Path) -> None:
+    ran = valence("predict", "good", model_store=store, request_timeout_s=1e-9)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == "valence: The deadline passed before the answer was ready.\n"
+
+
 # --- check and models
 
 

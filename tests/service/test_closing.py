@@ -19,7 +19,7 @@ from tests.server import SAFETY_S, LocalServer, eventually, local_server
 from tests.service.talks import HEAD_LIMIT, Talk, run, start, talking
 
 PIECE = b"x" * 20_000
-BEGUN = b"POST / HTTP/1.1\r\ncontent-length: 200000\r\n\r\n" + PIECE
+BEGUN = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n" + PIECE
 
 
 async def refuses(scope: Any, receive: Any, send: Any) -> None:
@@ -57,7 +57,7 @@ async def sends_on(talk: Talk) -> None:
         (refuses_and_closes, b"GARBAGE\r\n\r\n", b"400"),
         (reads, BEGUN.replace(b"content-length: 200000", b"transfer-encoding: chunked"), b"400"),
         (refuses_and_closes, b"\x16\x03\x01", b"400"),
-        (reads, b"POST / HTTP/1.1\r\ncontent-le", b"408"),
+        (reads, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-le", b"408"),
         (reads, BEGUN, b"408"),
     ],
     ids=["refusal", "close", "1.0", "head", "long head", "garbage", "chunk", "TLS", "slow head", "slow body"],
@@ -135,7 +135,7 @@ def test_what_was_read_ahead_is_let_go_and_the_rest_is_read_on() -> None:
 def test_when_the_request_is_whole_nobody_is_waited_for(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is gone with the answer, though its client does not hang up and no time passes."""
     monkeypatch.setattr(closing, "LINGER_S", 10.0 * SAFETY_S)
-    whole = b"POST / HTTP/1.1\r\ncontent-length: 1\r\n\r\nx"
+    whole = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx"
 
     async def test() -> None:
         may_answer = asyncio.Event()
@@ -165,7 +165,7 @@ def test_a_connection_that_is_kept_is_kept() -> None:
             await talk.send(BEGUN)
             await talk.read(lambda: talk.got.endswith(b"\r\n\r\n"))
             await talk.loop.put_forward(LINGER_S + 1)
-            await talk.send(PIECE * 9 + b"GET / HTTP/1.1\r\n\r\n")
+            await talk.send(PIECE * 9 + b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             await talk.read(lambda: talk.got.count(b"HTTP/1.1 401 ") == 2)
 
     run(test)
@@ -182,7 +182,7 @@ def test_nothing_is_begun_on_a_connection_that_ends() -> None:
         async with talking(app) as talk:
             await talk.send(BEGUN)
             await talk.read_to_the_end()
-            await talk.send(PIECE * 9 + b"GET /next HTTP/1.1\r\n\r\n")
+            await talk.send(PIECE * 9 + b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n")
             talk.client.shutdown(socket.SHUT_WR)
             await gone(talk)
             assert begun == ["/"]
@@ -206,7 +206,7 @@ def test_who_waits_for_a_body_that_is_refused_is_told_at_once(how: str) -> None:
             told.set()
 
         async with talking(app) as talk:
-            await talk.send(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
+            await talk.send(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
             await asyncio.wait_for(asked.wait(), SAFETY_S)
             if how == "slow":
                 await talk.loop.put_forward()
@@ -254,7 +254,7 @@ def is_healthy(server: LocalServer) -> bool:
 
 
 def test_they_leave_the_reserve_to_health(store: Path, clients: ExitStack) -> None:
-    """In a crowd the one that lingers longest gives way to who comes."""
+    """In a crowd they give way to who comes, the oldest first, and those within the limit do not."""
     with local_server(model_store=store, max_connections=2) as server:
         served = server.server.server_state.connections
         with ExitStack() as idle:

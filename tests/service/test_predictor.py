@@ -469,6 +469,25 @@ async def test_r56_what_cannot_start_is_never_ready(tmp_path: Path, case: str, r
     await predictor.stop(1)
 
 
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+@pytest.mark.parametrize(
+    "error", [Panic, SystemExit, KeyboardInterrupt, StopIteration, asyncio.CancelledError]
+)
+async def test_whatever_ends_a_load_is_a_failed_start(tmp_path: Path, error: type[BaseException]) -> None:
+    def fail(*_: Any) -> Any:
+        raise error("of some kind")
+
+    make_version(tmp_path)
+    predictor = Predictor(settings_for(tmp_path), Metrics(), open_engine=fail)
+    with pytest.raises(StartupError, match=f"{error.__name__}: of some kind"):
+        await predictor.start()
+    assert str(predictor.unready_reason()).startswith("start failed: ")
+    await predictor.stop(1)
+
+
 # What is counted.
 
 

@@ -178,6 +178,8 @@ def test_a_port_that_is_taken_is_told(store: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f":{port}: Address already in use"):
             listen("127.0.0.1", port)
+    with pytest.raises(StartupError, match=r"cannot listen on a\.\.b:0: not the name of a host"):
+        listen("a..b", 0)
     with pytest.raises(StartupError, match="cannot listen on no-such-host"):
         listen("no-such-host.invalid", 0)
 
@@ -209,6 +211,23 @@ def test_open_files_are_allowed_as_far_as_possible(monkeypatch: pytest.MonkeyPat
     assert limits["now"] == (others, others)
     limits["now"] = (64, resource.RLIM_INFINITY)
     assert allow_connections(5000) == 5000
+    limits["now"] = (16, 49)
+    with pytest.raises(StartupError, match=r"49 open files are allowed \(ulimit -n\)"):
+        allow_connections(1)
+
+
+def test_where_too_few_files_may_be_open_the_reason_is_told(store: Path) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"ulimit -n 20; {SERVE}"],
+        cwd=ROOT,
+        env=environment(model_store=store, port=0),
+        capture_output=True,
+        timeout=SAFETY_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"valence: only 20 open files are allowed")
+    assert done.stderr.count(b"\n") == 1
 
 
 def test_where_few_files_may_be_open_fewer_connections_are_served(store: Path) -> None:
@@ -227,10 +246,9 @@ def test_where_few_files_may_be_open_fewer_connections_are_served(store: Path) -
             socket.create_connection(address_of(server.url)) for _ in range(most + 2 * RESERVED_CONNECTIONS)
         ]
         with httpx.Client(base_url=server.url, timeout=SAFETY_S, trust_env=False) as client:
-            with connections.pop() as beyond:
-                assert closes(beyond) == b""
-            hang_up([connections.pop() for _ in range(2 * RESERVED_CONNECTIONS - 8)])
-            eventually(lambda: is_live(server.url), "live")
+            with connections.pop(most) as first_beyond:
+                assert closes(first_beyond) == b""
+            assert is_live(server.url)
             assert post(client).json()["code"] == "crowded"
             hang_up(connections)
             eventually(lambda: post(client).status_code == 200, "served in full")
@@ -763,7 +781,8 @@ def test_a_wish_for_another_protocol_is_ignored(store: Path, protocol: bytes, at
             answer = one_answer(connection)
             assert answer.startswith(b"HTTP/1.1 200 ")
             assert b'"positive"' in answer
-        connection.sendall(b"GET /health/live HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
+        wish = b"host: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+        connection.sendall(b"GET /health/live HTTP/1.1\r\n" + wish)
         assert one_answer(connection).startswith(b"HTTP/1.1 200 ")
         assert server.metric("valence_http_requests_total", route="/predict", status="200") == 2
 
@@ -787,16 +806,38 @@ def test_connections_too_many_get_health_alone(store: Path) -> None:
             refused = post(client)
             assert (refused.status_code, refused.json()["code"]) == (503, "crowded")
             assert refused.headers["connection"] == "close"
-        connections += [socket.create_connection(server.address) for _ in range(RESERVED_CONNECTIONS)]
-        eventually(
-            lambda: len(server.server.server_state.connections) == 2 + RESERVED_CONNECTIONS, "all are taken"
-        )
-        with socket.create_connection(server.address) as beyond:
-            assert closes(beyond) == b""
         hang_up(connections)
         eventually(lambda: len(server.server.server_state.connections) == 0, "all are gone")
         with server.client() as client:
             assert post(client).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /health/live HTTP/1.1\r\nhost: "], ids=["nothing", "half a head"]
+)
+def test_who_asks_for_nothing_does_not_keep_health_away(store: Path, said: bytes) -> None:
+    """The oldest beyond the limit gives way to who comes; those within it stay, whatever comes."""
+    with local_server(model_store=store, max_connections=2) as server:
+        served = server.server.server_state.connections
+        connections: list[socket.socket] = []
+        for _ in range(2 + RESERVED_CONNECTIONS):
+            connections.append(socket.create_connection(server.address))
+            connections[-1].sendall(said)
+        eventually(lambda: len(served) == 2 + RESERVED_CONNECTIONS, "all are taken")
+        within, beyond = connections[:2], connections[2:]
+        for first in beyond[:3]:
+            with server.client() as client:
+                assert client.get("/health/live").status_code == 200
+            assert closes(first) == b""
+            connections.append(socket.create_connection(server.address))  # in the place of the client
+            connections[-1].sendall(said)
+            eventually(lambda: len(served) == 2 + RESERVED_CONNECTIONS, "all are taken again")
+        for one in within:
+            rest = b"x\r\n\r\n" if said else b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+            one.sendall(rest)
+            assert one_answer(one).startswith(b"HTTP/1.1 200 ")
+        hang_up(connections)
+        eventually(lambda: not served, "all are gone")
 
 
 # --- defects of the loop

@@ -55,6 +55,36 @@ def test_only_numbers_are_versions(tmp_path: Path) -> None:
     assert versions(tmp_path, "sentiment") == [3]
 
 
+def endless(path: Path) -> None:
+    """The system will say nothing of this path, as of one in a folder that may not be looked into."""
+    if path.is_file():
+        path.unlink()
+    path.symlink_to("x" * 300)
+
+
+@pytest.mark.parametrize("place", [".", "sentiment", "sentiment/2", "sentiment/1/manifest.json"])
+def test_what_the_system_has_against_a_path_is_the_reason(tmp_path: Path, place: str) -> None:
+    store = tmp_path / "store"
+    if place == "sentiment":
+        store.mkdir()
+    elif place != ".":
+        make_version(store)
+    endless(store if place == "." else store / place)
+    with pytest.raises(StartupError, match=rf"{store}.*: File name too long"):
+        open_version(store, "sentiment")
+
+
+def test_what_cannot_be_looked_at_does_not_hide_the_rest_of_a_list(tmp_path: Path) -> None:
+    make_version(tmp_path)
+    endless(make_version(tmp_path, version=2) / "manifest.json")
+    endless(make_version(tmp_path, "other").parent / "2")
+    assert [(one.name, one.version, one.problem is None) for one in list_models(tmp_path)] == [
+        ("sentiment", 1, True),
+        ("sentiment", 2, False),
+    ]
+    assert not list_models(tmp_path / ("x" * 300))
+
+
 def test_a_version_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     for number in (1, 10):
         make_version(tmp_path, version=number)

@@ -218,6 +218,13 @@ async def test_closed_it_takes_no_long_texts_and_its_threads_end(bert: Tokenizer
         await bert.encode_all([UNHEARD.replace("w", "v")])
 
 
+def test_one_that_fails_on_what_it_does_not_know_is_refused() -> None:
+    content = json.loads(bert_tokenizer().to_str())
+    content["model"] |= {"unk_token": "[NONE]"}
+    with pytest.raises(StartupError, match=r"the tokenizer cannot be read: .*Missing"):
+        Tokenizer.load(json.dumps(content).encode(), max_tokens=64, max_text_chars=100)
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"not json", b"\xff"])
 def test_what_is_no_tokenizer_is_refused(content: bytes) -> None:
     with pytest.raises(StartupError, match="the tokenizer cannot be read"):

@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from service.store import open_version
 from service.words import LONGEST_WORD_CHARS, Words, reads_words_alone
 from tests.models import bert_tokenizer, roberta_tokenizer
 
-TOKENIZER = Path(__file__).parents[2] / "model_store/sentiment/1/tokenizer.json"
+STORE = Path(__file__).parents[2] / "model_store"
 
 
 @pytest.fixture(scope="module")
 def backend() -> Backend:
-    """The vocabulary of the real model, set as the service sets it."""
-    real = Backend.from_file(str(TOKENIZER))
+    """The vocabulary of the newest real version, set as the service sets it."""
+    version = open_version(STORE, "sentiment")
+    real = Backend.from_buffer(version.read(version.manifest.tokenizer))
     real.encode_special_tokens = True
     return real
 
