@@ -9,12 +9,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from load_tests.service_process import ROOT
+from load_tests.chosen import chosen_version
 from service.core import Encoding, TokenBatch
 from service.engines import EngineOptions, open_engine
 from service.quota import cpu_quota, plan_lanes
 from service.settings import Settings
-from service.store import open_version
 from service.tokenizer import Tokenizer
 
 LENGTH_ITEMS = 8  # of like length in a batch: what is fastest on a CPU
@@ -57,7 +56,7 @@ class Alone:
     def __init__(self) -> None:
         """Load it. StartupError: as the service."""
         settings = Settings.model_construct()
-        version = open_version(ROOT / settings.model_store, settings.model, settings.version)
+        version = chosen_version()
         manifest = version.manifest
         self._tokenizer = Tokenizer.load(
             version.read(manifest.tokenizer),

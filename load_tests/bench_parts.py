@@ -15,12 +15,11 @@ from typing import Any
 import uvloop
 
 from load_tests import footprint, overload, record
+from load_tests.chosen import chosen_version
 from load_tests.open_loop import percentile
 from load_tests.record import Record
 from load_tests.service_process import ROOT, ServiceProcess
 from load_tests.verdict import EXIT_MET, EXIT_MISSED
-from service.settings import Settings
-from service.store import open_version
 
 NEIGHBOURS = "largest change of a probability by neighbours"
 QUANTISATION = "p99 of the change of a probability against float32"
@@ -169,8 +168,7 @@ def footprints(_folder: Path, is_short: bool) -> Record:
 
 def manifest(_folder: Path, _is_short: bool) -> Record:
     """What was measured when the version was made, of the precision that a CPU serves."""
-    settings = Settings.model_construct()
-    version = open_version(ROOT / settings.model_store, settings.model, settings.version).manifest
+    version = chosen_version().manifest
     made = Record(f"Precision, from the manifest of {version.name} {version.version}")
     own = [metric for metric in version.metrics if metric.precision == "int8"]
     made.table(["int8", "texts", "value"], [[one.name, one.dataset, f"{one.value:.4g}"] for one in own])

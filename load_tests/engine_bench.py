@@ -5,7 +5,7 @@ engines take turns, round by round. CPU time is that of the process, so that a l
 The yardstick is onnxruntime's ready-made dynamic int8 of the same weights (one scale a batch), once with the
 fusions that the service switches off, once without. Knows nothing of HTTP, queues or goals.
 
-    VALENCE_DATA=… python -m load_tests.engine_bench [model_store/sentiment/1] [--rounds 5] [--texts 96]
+    VALENCE_DATA=… python -m load_tests.engine_bench [model_store/<name>/<version>] [--rounds 5] [--texts 96]
 """
 
 import argparse
@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import onnxruntime
 
+from load_tests.chosen import chosen_version
 from load_tests.neighbours import ready_made_int8
 from load_tests.texts import reviews, sentences, source
 from load_tests.verdict import machine
@@ -30,14 +31,13 @@ from service.core import Encoding, FloatArray, TokenBatch
 from service.engines import ENGINES, EngineOptions, ModelShape, open_engine, pad
 from service.engines.onnx import SLOW_FUSIONS
 from service.errors import StartupError
-from service.store import Version, open_version
+from service.store import Version
 from service.tokenizer import Tokenizer
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 REVIEW_TOKENS = (16, 32, 64, 128, 256, 480)
 YARDSTICK = "ready-made int8"
 FUSED_YARDSTICK = "ready-made int8, all fusions"
-ROOT = Path(__file__).parent.parent
 
 
 class Subject(Protocol):
@@ -193,8 +193,7 @@ def versions() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, and prints a table for each kind of text."""
     options = _parse(arguments)
-    folder = options.version.resolve()
-    version = open_version(folder.parent.parent, folder.parent.name, int(folder.name))
+    version = chosen_version(options.version)
     found, reasons = subjects(version, options.engines)
     print(f"{machine()}; {versions()}")
     print(f"{version.manifest.name} {version.manifest.version}, one thread, texts: {source()}")
@@ -228,7 +227,7 @@ def _line(row: Row) -> str:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The engines alone, on real texts.")
-    parser.add_argument("version", type=Path, nargs="?", default=ROOT / "model_store/sentiment/1")
+    parser.add_argument("version", type=Path, nargs="?", help="its folder; the one that is served")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--texts", type=int, default=96, help="sentences; half as many reviews")
     parser.add_argument("--engines", nargs="*", default=[], help="such as onnx, onnx/int8, openvino/float32")

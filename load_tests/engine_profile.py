@@ -1,6 +1,6 @@
 """Where the engine's time goes, by onnxruntime's own profile: microseconds of each kind of node.
 
-    python -m load_tests.engine_profile [--version model_store/sentiment/1] [--precision int8]
+    python -m load_tests.engine_profile [--version model_store/<name>/<version>] [--precision int8]
 
 One thread, and the graph optimised as the service does. The profile itself costs about a microsecond a node.
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from load_tests.chosen import chosen_version
 from load_tests.verdict import machine, note
 from service.core import TokenBatch
 from service.engines import choose_model, feed
 from service.engines.onnx import INTEGERS, SLOW_FUSIONS
-from service.store import open_version
 
 SHAPES = ((1, 25), (8, 25), (1, 512))
 """A sentence, a batch of them, and a long text: (texts, tokens of each)."""
@@ -68,11 +68,10 @@ def _median_run(events: Sequence[dict[str, object]]) -> tuple[Counter[str], floa
 def main() -> None:
     """Print a table with a column for each shape."""
     parser = argparse.ArgumentParser(description="Profiles the nodes of a model.")
-    parser.add_argument("--version", type=Path, default=Path("model_store/sentiment/1"))
+    parser.add_argument("--version", type=Path, help="its folder; the one that is served")
     parser.add_argument("--precision", default="int8")
     options = parser.parse_args()
-    folder = options.version
-    version = open_version(folder.parents[1], folder.parent.name, int(folder.name))
+    version = chosen_version(options.version)
     file = choose_model(version.manifest, "onnx", precision=options.precision, device="cpu")
     note(machine())
     with tempfile.TemporaryDirectory() as work:

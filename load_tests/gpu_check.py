@@ -20,12 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from load_tests import gpu_bench, texts
+from load_tests.chosen import chosen_version
 from load_tests.gpu_report import OK, OPEN, WRONG, Report, gpus, nvidia, processor, versions
 from load_tests.gpu_subjects import FLOAT16_BOUND, FORMS, LANES, Buffered, options, with_gpu_forms
 from service.core import Encoding, FloatArray, TokenBatch
 from service.engines import Engine, open_engine
 from service.errors import StartupError
-from service.store import Version, open_version
+from service.store import Version
 from service.tokenizer import Tokenizer
 from service.warmup import check_golden_texts, shapes, warm_up
 
@@ -220,15 +221,13 @@ def prepare(version: Version, *, short: bool, sentences: Sequence[str]) -> Means
     return Means(version, tokenizer, encodings, expected, 0.05 if short else 1.0)
 
 
-def run(folder: Path, *, short: bool) -> Report:
-    """Everything, on the version in that folder."""
+def run(original: Version, *, short: bool) -> Report:
+    """Everything, on that version."""
     cuda = cuda_of_engines()
     report = Report(
         [processor(), f"GPU: {'; '.join(gpus()) or 'none'}", versions(), f"texts: {texts.source()}"]
     )
     print("\n".join(report.machine), flush=True)
-    folder = folder.resolve()
-    original = open_version(folder.parent.parent, folder.parent.name, int(folder.name))
     sentences = texts.sentences()
     with tempfile.TemporaryDirectory(prefix="valence-gpu-") as store:
         version, missing = with_gpu_forms(original, Path(store))
@@ -246,11 +245,11 @@ def run(folder: Path, *, short: bool) -> Report:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Checks, prints, writes `gpu_check.json` and `gpu_check.md`; gives the exit status."""
     parser = argparse.ArgumentParser(description="Checks and times what runs on a GPU.")
-    parser.add_argument("version", type=Path, nargs="?", default=ROOT / "model_store/sentiment/1")
+    parser.add_argument("version", type=Path, nargs="?", help="its folder; the one that is served")
     parser.add_argument("--out", type=Path, default=Path("gpu_check"), help="folder for the report")
     parser.add_argument("--short", action="store_true", help="few texts and short timings")
     chosen = parser.parse_args(arguments)
-    report = run(chosen.version, short=chosen.short)
+    report = run(chosen_version(chosen.version), short=chosen.short)
     chosen.out.mkdir(parents=True, exist_ok=True)
     record = {"machine": report.machine, "checks": [asdict(one) for one in report.checks]}
     record["figures"] = [asdict(one) for one in report.figures]

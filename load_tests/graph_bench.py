@@ -3,11 +3,10 @@
 Each is run by the service's engine on one thread, in turns, on real sentences. Prints texts a second of CPU
 time, one by one and in batches of 8 by length, the least of the rounds, and the ratio to the first graph.
 
-    VALENCE_DATA=… python load_tests/graph_bench.py model_store/sentiment/1 [--int8] [--rounds 5]
+    VALENCE_DATA=… python -m load_tests.graph_bench [model_store/<name>/<version>] [--int8] [--rounds 5]
 """
 
 import argparse
-import json
 import os
 import platform
 import time
@@ -21,6 +20,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+from load_tests.chosen import chosen_version
 from service.core import Encoding, TokenBatch
 from service.engines import EngineOptions, ModelShape
 from service.engines.onnx import OnnxEngine
@@ -32,16 +32,17 @@ from training.quantize import quantize
 def main() -> None:
     """Makes the graphs, runs them in turns, prints a table."""
     parser = argparse.ArgumentParser(description="Compares the graphs of one model.")
-    parser.add_argument("version", type=Path, help="folder of a version that has model.onnx")
+    parser.add_argument("version", type=Path, nargs="?", help="its folder; the one that is served")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--texts", type=int, default=300)
     parser.add_argument("--int8", action="store_true", help="quantise the graphs first")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    manifest = json.loads((options.version / "manifest.json").read_text(encoding="utf-8"))
-    library = rebuild(graph_weights(options.version / "model.onnx"), manifest["architecture"])
-    shape = ModelShape(len(manifest["labels"]), manifest["max_tokens"], manifest["pad_id"])
-    texts = _texts(options.version, options.texts)
+    version = chosen_version(options.version)
+    manifest = version.manifest
+    library = rebuild(graph_weights(version.path / "model.onnx"), manifest.architecture)
+    shape = ModelShape(len(manifest.labels), manifest.max_tokens, manifest.pad_id)
+    texts = _texts(version.path, options.texts)
     engines = {
         name: _engine(graph, shape=shape, int8=options.int8)
         for name, graph in _graphs(library, shape.max_tokens, tidied_only=options.int8).items()

@@ -3,7 +3,7 @@
     .venv/bin/python -m load_tests.kill --rounds 20
 
 Each round kills the service once while it starts and once under load, and starts it again on the same port,
-over a copy of the model store. Exit code 1 when a goal is missed.
+over a copy of the version that is served. Exit code 1 when a goal is missed.
 """
 
 import argparse
@@ -23,9 +23,10 @@ from pathlib import Path
 import uvloop
 
 from load_tests import texts
+from load_tests.chosen import chosen_version
 from load_tests.http_client import Client, get_request, predict_request
 from load_tests.open_loop import closed_loop, shoot
-from load_tests.service_process import ROOT, START_S, ServiceProcess
+from load_tests.service_process import START_S, ServiceProcess
 from load_tests.verdict import Verdict, machine, note
 from service.store import open_version
 
@@ -187,7 +188,8 @@ def main(arguments: Sequence[str]) -> int:
     verdict = Verdict()
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        shutil.copytree(ROOT / "model_store", store)
+        served = chosen_version().path
+        shutil.copytree(served, store / served.parent.name / served.name)
         with ServiceProcess(model_store=store) as server:
             judge(
                 measure(server, store, rounds=chosen.rounds, seed=chosen.seed), verdict, rounds=chosen.rounds

@@ -4,7 +4,7 @@ Each text is run alone, and then first and last in batches of 2, 7, 32 and as ma
 neighbours of 3 tokens and of the longest length. Prints the largest change of a probability and how many
 labels turn; `--usual` adds onnxruntime's ready-made dynamic int8 of the same weights, for comparison.
 
-    VALENCE_DATA=… python load_tests/neighbours.py model_store/sentiment/1 [--texts 100] [--usual]
+    VALENCE_DATA=… python -m load_tests.neighbours [model_store/<name>/<version>] [--texts 100] [--usual]
 """
 
 import argparse
@@ -18,11 +18,12 @@ import numpy as np
 import onnxruntime
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from service.classifier import Activation, activate
+from load_tests.chosen import chosen_version
+from service.classifier import activate
 from service.core import Encoding, FloatArray, TokenBatch
 from service.engines import Engine, EngineOptions, ModelShape, open_engine
 from service.engines.onnx import OnnxEngine
-from service.store import Version, open_version
+from service.store import Manifest, Version
 from service.tokenizer import Tokenizer
 
 SHORT = "ok"
@@ -54,15 +55,20 @@ def company(
 
 
 def change_by_company(
-    engine: Engine, texts: Sequence[Encoding], short: Encoding, long: Encoding, activation: Activation
+    engine: Engine, texts: Sequence[Encoding], beside: tuple[Encoding, Encoding], manifest: Manifest
 ) -> Change:
-    """The change of the texts' probabilities against each alone."""
+    """The change of the texts' probabilities, as they are served, against each alone.
+
+    Args:
+        beside: a short and a long neighbour.
+    """
+    short, long = beside
     largest, flips, runs = 0.0, 0, 0
     for text in texts:
         alone = engine.run(TokenBatch.of([text]))
         for batch, place in company(text, short, long, engine.labels):
             together = engine.run(TokenBatch.of(batch))[place : place + 1]
-            largest = max(largest, _distance(alone, together, activation))
+            largest = max(largest, _distance(alone, together, manifest))
             flips += int(_label(alone) != _label(together))
             runs += 1
     return Change(largest, flips, runs)
@@ -71,22 +77,21 @@ def change_by_company(
 def main() -> None:
     """Prints a row for each engine and precision."""
     parser = argparse.ArgumentParser(description="The change of an answer by its neighbours.")
-    parser.add_argument("version", type=Path, help="folder of a version")
+    parser.add_argument("version", type=Path, nargs="?", help="its folder; the one that is served")
     parser.add_argument("--texts", type=int, default=100)
     parser.add_argument("--usual", action="store_true", help="also onnxruntime's dynamic int8")
     options = parser.parse_args()
-    folder = options.version.resolve()
-    version = open_version(folder.parent.parent, folder.parent.name, int(folder.name))
+    version = chosen_version(options.version)
     manifest = version.manifest
     tokenizer = Tokenizer.load(
         version.read(manifest.tokenizer), max_tokens=manifest.max_tokens, max_text_chars=32_768
     )
     texts = [tokenizer.encode(text) for text in _texts(options.texts)]
-    short, long = tokenizer.encode(SHORT), tokenizer.encode(LONG)
+    beside = tokenizer.encode(SHORT), tokenizer.encode(LONG)
     print("| engine | precision | largest change of a probability | labels that turn | runs |")
     print("|---|---|---|---|---|")
     for name, engine in _engines(version, usual=options.usual):
-        found = change_by_company(engine, texts, short, long, manifest.activation)
+        found = change_by_company(engine, texts, beside, manifest)
         print(
             f"| {name} | {engine.precision} | {found.largest:.1e} | {found.flips} | {found.runs:,} |",
             flush=True,
@@ -132,8 +137,10 @@ def _texts(count: int) -> list[str]:
     return [line.split("\t")[0] for line in lines[:: max(1, len(lines) // count)]][:count]
 
 
-def _distance(one: FloatArray, other: FloatArray, activation: Activation) -> float:
-    chances = [activate(logits, activation, temperature=1.0) for logits in (one, other)]
+def _distance(one: FloatArray, other: FloatArray, manifest: Manifest) -> float:
+    chances = [
+        activate(logits, manifest.activation, temperature=manifest.temperature) for logits in (one, other)
+    ]
     return float(np.abs(chances[0] - chances[1]).max())
 
 

@@ -28,6 +28,8 @@ from encoder.pretrained import from_checkpoint
 from scripts.encoder_costs import PARTS, Cost, crossing, measure
 
 ROOT = Path(__file__).parent.parent
+VERSION = ROOT / "model_store/sentiment/1"
+"""The version that the page speaks of, whichever is served: its heads, its probabilities."""
 FIGURES = ("attention", "positions", "cost")
 DPI = 100  # a figure 9 inches wide is 900 pixels
 
@@ -232,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Draws what was asked for."""
     parser = argparse.ArgumentParser(description="Draws the figures of docs/encoder.md.")
     parser.add_argument("--figures", nargs="+", choices=FIGURES, default=FIGURES)
-    parser.add_argument("--version", type=Path, default=ROOT / "model_store/sentiment/1")
+    parser.add_argument("--version", type=Path, default=VERSION)
     parser.add_argument("--out", type=Path, default=ROOT / "docs/encoder")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens, for the cost")
     parser.add_argument("--repeats", type=int, default=10, help="runs at the greatest length")

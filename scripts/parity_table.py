@@ -4,7 +4,7 @@ python scripts/parity_table.py                        batches of up to 1,024 tok
 python scripts/parity_table.py --batch-tokens 16384   the whole grid of the gate
 
 A cell of an engine is the largest |Δlogit| against the eager model, and the largest change of a probability
-by neighbours. Measured are the kept version, and random weights of the size of MiniLM for each family.
+by neighbours. Measured are the kept versions, and random weights of the size of MiniLM for each family.
 Knows nothing of labelled data or tokenizers.
 """
 
@@ -25,14 +25,14 @@ from service.core import FloatArray, TokenBatch
 from service.engines import Engine, EngineOptions, ModelShape
 from service.engines.onnx import OnnxEngine
 from service.engines.torchscript import TorchScriptEngine
-from service.store import open_version
+from service.store import open_version, versions
 from training.graph import graph_weights, rebuild, round_to_half, store_half, trace
 from training.own import OwnClassifier, from_library, new_classifier, through_encoder
 from training.parity import Vocabulary, check_company, eager_logits, grid
 from training.quantize import quantize
 from training.torchscript import trace_script
 
-ROOT = Path(__file__).parent.parent
+STORE = Path(__file__).parent.parent / "model_store"
 MAX_TOKENS = 512
 WORDS = 30_522
 LABELS = 2
@@ -68,12 +68,13 @@ class Subject:
 
 
 def subjects() -> Iterator[Subject]:
-    """The kept version, then each family with random weights."""
-    version = open_version(ROOT / "model_store", "sentiment", 1)
-    kept = rebuild(graph_weights(version.path / "model.onnx"), version.manifest.architecture)
+    """The kept versions, then each family with random weights."""
     # [CLS] and [SEP] of BERT; the first 999 ids are control tokens and unused ones.
     bert = Vocabulary((101, 102), tuple(range(999, WORDS)), 0)
-    yield Subject("sentiment 1 (MiniLM), real weights", kept, bert)
+    for number in versions(STORE, "sentiment"):
+        version = open_version(STORE, "sentiment", number)
+        kept = rebuild(graph_weights(version.path / "model.onnx"), version.manifest.architecture)
+        yield Subject(f"sentiment {number} (MiniLM), real weights", kept, bert)
     for kind in ("bert", "distilbert", "roberta"):
         special = (0, 2) if kind == "roberta" else (101, 102)
         pad_id = int(kind == "roberta")

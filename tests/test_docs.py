@@ -8,6 +8,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from service.store import list_models
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path
@@ -52,6 +54,22 @@ def test_architecture_names_every_room() -> None:
     assert sorted(room for room in rooms if f"`{room}`" not in page) == []
     named = re.findall(r"`(service/\w+\.py)`", page)
     assert sorted(room for room in named if not (ROOT / room).is_file()) == []
+
+
+def plain(text: str) -> str:
+    """Letters and digits alone, without case: SST-2 and sst2 are one name."""
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def test_the_notice_names_what_each_version_is_made_from() -> None:
+    notice = plain((ROOT / "NOTICE").read_text(encoding="utf-8"))
+    listings = list_models(ROOT / "model_store")
+    assert listings
+    for listing in listings:
+        assert listing.manifest is not None, listing.problem
+        sources = [listing.manifest.base_model, *listing.manifest.training_data]
+        missing = [source.name for source in sources if plain(source.name) not in notice]
+        assert missing == [], f"{listing.name} {listing.version}"
 
 
 def test_readme_and_makefile_agree() -> None:

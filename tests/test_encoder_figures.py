@@ -9,10 +9,17 @@ import pytest
 import torch
 
 from scripts.encoder_costs import PARTS, Cost, crossing, measure, peak_bytes
-from scripts.encoder_figures import FIGURES, NEGATED, load_version, main, shuffle, without_positions
+from scripts.encoder_figures import (
+    FIGURES,
+    NEGATED,
+    VERSION,
+    load_version,
+    main,
+    shuffle,
+    without_positions,
+)
 
 ROOT = Path(__file__).parent.parent
-VERSION = ROOT / "model_store/sentiment/1"
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from load_tests.chosen import chosen_version
 from load_tests.engine_bench import (
     FUSED_YARDSTICK,
     YARDSTICK,
@@ -17,10 +18,7 @@ from load_tests.engine_bench import (
 from load_tests.engine_profile import profile
 from service.core import Encoding, TokenBatch
 from service.engines import choose_model
-from service.store import open_version
 
-ROOT = Path(__file__).parent.parent
-SENTIMENT = ROOT / "model_store/sentiment/1"
 ENCODINGS = [Encoding([1] * length) for length in (3, 40, 5, 17, 4, 2, 9, 33, 6)]
 
 
@@ -35,7 +33,7 @@ def test_every_plan_runs_every_text_once() -> None:
 
 
 def test_the_yardsticks_are_the_same_model_and_what_is_missing_is_said() -> None:
-    version = open_version(ROOT / "model_store", "sentiment")
+    version = chosen_version()
     found, reasons = subjects(version, ["onnx", YARDSTICK, FUSED_YARDSTICK])
     assert list(found) == ["onnx/float32", "onnx/int8", YARDSTICK, FUSED_YARDSTICK]
     assert len(reasons) == 1
@@ -47,7 +45,7 @@ def test_the_yardsticks_are_the_same_model_and_what_is_missing_is_said() -> None
 
 
 def test_a_row_is_texts_over_seconds_and_its_ratio_to_the_yardstick() -> None:
-    version = open_version(ROOT / "model_store", "sentiment")
+    version = chosen_version()
     found, _ = subjects(version, ["onnx/int8", YARDSTICK])
     batches = [TokenBatch.of([Encoding([101, 2307, 102])])] * 3
     rows = {row.engine: row for row in measure(found, batches, rounds=2, names=("texts", "plan"))}
@@ -59,7 +57,7 @@ def test_a_row_is_texts_over_seconds_and_its_ratio_to_the_yardstick() -> None:
 
 
 def test_reviews_are_of_mixed_lengths() -> None:
-    lengths = [len(text) for text in texts_of(open_version(ROOT / "model_store", "sentiment"), 24)["reviews"]]
+    lengths = [len(text) for text in texts_of(chosen_version(), 24)["reviews"]]
     assert len(lengths) == 12
     assert min(lengths) < 40
     assert max(lengths) > 300
@@ -69,7 +67,7 @@ def test_the_command_prints_a_table_and_writes_the_same_figures(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     record = tmp_path / "figures.json"
-    wanted = [str(SENTIMENT), "--rounds", "1", "--texts", "6", "--kinds", "sentences", "--json", str(record)]
+    wanted = ["--rounds", "1", "--texts", "6", "--kinds", "sentences", "--json", str(record)]
     main([*wanted, "--plans", "by length, 8", "--engines", "onnx/int8", "openvino/float32"])
     printed = capsys.readouterr().out
     rows = json.loads(record.read_text(encoding="utf-8"))["rows"]
@@ -83,7 +81,7 @@ def test_the_command_prints_a_table_and_writes_the_same_figures(
 
 
 def test_the_profile_names_the_nodes_and_what_they_took(tmp_path: Path) -> None:
-    version = open_version(ROOT / "model_store", "sentiment")
+    version = chosen_version()
     model = version.read(choose_model(version.manifest, "onnx", precision="int8", device="cpu"))
     by_kind, whole_us = profile(model, 2, 7, folder=tmp_path)
     assert by_kind["MatMulIntegerToFloat"] > max(by_kind["Gelu"], by_kind["Gather"]) > 0

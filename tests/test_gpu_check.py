@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from load_tests import gpu_report
+from load_tests.chosen import chosen_version
 from load_tests.gpu_check import check_engine, main, prepare
 from load_tests.gpu_report import OK, OPEN, WRONG, Report
 from load_tests.gpu_subjects import Buffered
 from service.core import FloatArray, TokenBatch
-from service.store import open_version
 
 ROOT = Path(__file__).parent.parent
 HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers() or torch.cuda.is_available()
@@ -64,7 +64,7 @@ class Off(Buffered):
 
 
 def test_an_engine_that_is_off_is_told_and_fails_the_check() -> None:
-    version = open_version(ROOT / "model_store", "sentiment")
+    version = chosen_version()
     means = prepare(version, short=True, sentences=["good", "a waste of time"])
     report = Report(["a machine"])
     check_engine(report, "off", Off(version, "float32"), means, shape=(1, 16))

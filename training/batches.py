@@ -1,36 +1,49 @@
 """Token ids of examples, and an order of training in which neighbours are of like length.
 
-Knows nothing of models or of where the examples come from.
+Knows nothing of models, of what is learnt or of where the examples come from.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
+from transformers import Trainer
 
 from training.data import Example
 from training.pretrained import clear_limits
+from training.teacher import HalfArray
 
 POOL_BATCHES = 50
 
 
 class Encoded(Dataset[dict[str, Any]]):
-    """Token ids and labels of examples, each text cut at `max_tokens`, special tokens included."""
+    """Token ids and labels of examples, each text cut at `max_tokens`, special tokens included.
 
-    def __init__(self, examples: Sequence[Example], tokenizer: Any, max_tokens: int) -> None:
+    With `teacher`, logits[labels] by text, a row has them as `teacher`.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        tokenizer: Any,
+        max_tokens: int,
+        teacher: Mapping[str, HalfArray] | None = None,
+    ) -> None:
         texts = [example.text for example in examples]
         encoded = tokenizer(texts, truncation=True, max_length=max_tokens, return_attention_mask=False)
         clear_limits(tokenizer)
         self.ids: list[list[int]] = encoded["input_ids"]
         self.labels = [example.label for example in examples]
+        self.teacher = None if teacher is None else [teacher[text].tolist() for text in texts]
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         ids = self.ids[index]
-        return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": self.labels[index]}
+        row = {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": self.labels[index]}
+        return row if self.teacher is None else {**row, "teacher": self.teacher[index]}
 
 
 class LengthGroups(Sampler[int]):
@@ -65,3 +78,18 @@ class LengthGroups(Sampler[int]):
         # An incomplete batch stays last: elsewhere it would shift the bounds of all later ones.
         yield from random.permutation(batches).ravel().tolist()
         yield from ordered[whole:].tolist()
+
+
+class GroupedTrainer(Trainer):
+    """The library's Trainer with `LengthGroups` as the order of training."""
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches of like length, padded to the longest of each batch."""
+        dataset = self.train_dataset
+        if not isinstance(dataset, Encoded):
+            raise TypeError("the training set is not Encoded")
+        items = self.args.train_batch_size
+        order = LengthGroups([len(ids) for ids in dataset.ids], batch_items=items, seed=self.args.seed)
+        loader = DataLoader(dataset, batch_size=items, sampler=order, collate_fn=self.data_collator)
+        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        return prepared

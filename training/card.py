@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from service.store import Manifest
-from training.origin import NONE_STATED
+from training.sources import NONE_STATED
 
 WEAKNESSES = """\
 - It has two sides only where it was trained with two: a text that is neutral is still put on one of them.
@@ -65,6 +65,16 @@ def _summary(manifest: Manifest) -> str:
         f"Labels, in index order: {labels} ({manifest.activation}). It reads up to "
         f"{manifest.max_tokens} tokens of a text, special tokens included, and cuts the rest. "
         f"Made on {manifest.created}."
+    ) + _temperature(manifest)
+
+
+def _temperature(manifest: Manifest) -> str:
+    if manifest.temperature == 1.0:
+        return ""
+    return (
+        f"\n\nLogits are divided by a temperature of {manifest.temperature:.4g} before the "
+        f"{manifest.activation}: the probabilities of the dev sets are then nearest to how often the model "
+        "is right. No label changes by it."
     )
 
 

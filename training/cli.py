@@ -1,4 +1,4 @@
-"""The script `valence-train`: fit, evaluate, export. Knows the options; the work is in the other modules.
+"""The script `valence-train`. Knows the commands and their options; the work is in the other modules.
 
 Those are imported when their command runs, so that `--help` does not wait for torch.
 """
@@ -10,7 +10,9 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from training import goals
 from training.config import (
     DEFAULT_LABELS,
     ENCODERS,
@@ -18,15 +20,18 @@ from training.config import (
     ConfigError,
     FitConfig,
     NewEncoder,
-    write_json,
 )
 from training.data import DataError
 
 # ruff: noqa: PLC0415
 
 STOPPED = 130
+SOFT_WEIGHT = 0.8
+SOFT_TEMPERATURE = 2.0
 _LEFT = {
     "fit": "; without --restart it goes on at the last checkpoint",
+    "logits": "; the same command goes on",
+    "evaluate": "; --json has what was measured",
     "export": "; nothing is written",
 }
 """What a command that was stopped leaves behind."""
@@ -69,6 +74,9 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_fit(commands.add_parser("fit", help="fine-tune an encoder of transformers into a classifier"))
     _add_evaluate(commands.add_parser("evaluate", help="measure a run or a version on labelled sets"))
+    _add_mix(commands.add_parser("mix", help="draw the rows of a recipe from the data sets"))
+    _add_logits(commands.add_parser("logits", help="keep what a teacher says of the texts of a mix"))
+    _add_card_table(commands.add_parser("card-table", help="the results of evaluate beside the goals"))
     export = commands.add_parser("export", help="write a version of the model store from a run")
     if command == "export":
         module = importlib.import_module("training.export")
@@ -102,21 +110,56 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=128, help="longer training texts are cut (default %(default)s)")
     add("--seed", type=int, default=42, help="default %(default)s")
     add("--save-steps", type=int, default=1000, help="steps between checkpoints (default %(default)s)")
+    add("--freeze-layers", type=int, help="keep the embeddings and so many layers (default: all learn)")
+    add("--attention-dropout", type=float, help="0 is far faster on a CPU (default: that of the base)")
+    add("--teacher", type=Path, metavar="FILE.npz", help="learn from logits that the command logits kept")
+    add("--soft-weight", type=float, help=f"share of the teacher in the loss (default {SOFT_WEIGHT})")
+    add("--soft-temperature", type=float, help=f"of teacher and student (default {SOFT_TEMPERATURE})")
     add("--threads", type=int, default=_cpus(), help="threads that compute (default %(default)s)")
     add("--restart", action="store_true", help="throw away the run that the folder holds")
     parser.set_defaults(run=_fit)
 
 
+def _add_mix(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("recipe", type=Path, help="TOML, as those in training/recipes")
+    add("--data", required=True, type=Path, help="folder of the data sets")
+    add("--out", required=True, type=Path, help="folder that is written, for fit --data")
+    parser.set_defaults(run=_mix)
+
+
+def _add_logits(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", type=Path, help="run folder, folder of a version, or fine-tuned transformers model")
+    add("--data", required=True, type=Path, help="folder with train.tsv, unlabelled.tsv or both")
+    add("--out", required=True, type=Path, metavar="FILE.npz", help="the file, for fit --teacher")
+    add("--engine", default="auto", help="engine that reads a version (default %(default)s)")
+    add("--precision", default="auto", help="precision of a version (default %(default)s)")
+    add("--threads", type=int, default=_cpus(), help="lanes that compute (default %(default)s)")
+    parser.set_defaults(run=_logits)
+
+
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", type=Path, help="run folder, folder of a version, or fine-tuned transformers model")
-    add("--data", required=True, nargs="+", type=Path, help="files, or folders with dev*, val*, test* files")
+    sets = parser.add_mutually_exclusive_group(required=True)
+    sets.add_argument("--data", nargs="+", type=Path, help="files, or folders with dev*, val*, test* files")
+    sets.add_argument("--suite", type=Path, help="folder of all data sets: every set, and CheckList")
+    add("--quick", action="store_true", help="of the suite, a part of the longest set")
+    add("--checklist-rows", type=int, help="at most so many cases of each CheckList test (default: all)")
+    add("--against", metavar="PRECISION", help="also what is lost against another precision of the version")
     add("--json", type=Path, help="write the results to this file, too")
+    add("--diagrams", type=Path, metavar="FOLDER", help="draw how honest the probabilities of test sets are")
     add("--trained-on", type=Path, metavar="RUN", help="count overlaps with this run's training rows")
     add("--engine", default="auto", help="engine that reads a version (default %(default)s)")
     add("--precision", default="auto", help="precision of a version (default %(default)s)")
     add("--threads", type=int, default=_cpus(), help="threads that compute (default %(default)s)")
     parser.set_defaults(run=_evaluate)
+
+
+def _add_card_table(parser: argparse.ArgumentParser) -> None:
+    goals.add_arguments(parser)
+    parser.set_defaults(run=goals.main)
 
 
 def _fit(options: argparse.Namespace) -> int:
@@ -135,6 +178,9 @@ def _fit(options: argparse.Namespace) -> int:
         save_steps=options.save_steps,
         encoder=options.encoder,
         new=_new_encoder(options),
+        freeze_layers=options.freeze_layers,
+        attention_dropout=options.attention_dropout,
+        **_teaching(options),
     )
     from training.train import fit
 
@@ -147,6 +193,42 @@ def _fit(options: argparse.Namespace) -> int:
     return 0
 
 
+def _teaching(options: argparse.Namespace) -> dict[str, Any]:
+    """A weight without a teacher is refused with the other choices."""
+    weight, temperature = options.soft_weight, options.soft_temperature
+    if options.teacher is None:
+        return {"soft_weight": weight, "soft_temperature": temperature}
+    return {
+        "teacher": str(options.teacher.resolve()),
+        "soft_weight": SOFT_WEIGHT if weight is None else weight,
+        "soft_temperature": SOFT_TEMPERATURE if temperature is None else temperature,
+    }
+
+
+def _mix(options: argparse.Namespace) -> int:
+    from training.mix import mix_table, write_mix
+    from training.recipe import read_recipe
+
+    print(mix_table(write_mix(read_recipe(options.recipe), options.data, options.out)))
+    return 0
+
+
+def _logits(options: argparse.Namespace) -> int:
+    from training.logits import ask
+
+    teacher = ask(
+        options.model,
+        options.data,
+        options.out,
+        engine=options.engine,
+        precision=options.precision,
+        threads=options.threads,
+    )
+    counts = " and ".join(f"{len(rows)} rows of {name}" for name, rows in teacher.rows.items())
+    print(f"{teacher.about['model']}: {counts} are in {options.out}")
+    return 0
+
+
 def _new_encoder(options: argparse.Namespace) -> NewEncoder | None:
     names = ("layers", "width", "heads", "positions")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
@@ -156,33 +238,9 @@ def _new_encoder(options: argparse.Namespace) -> NewEncoder | None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from training.classifiers import open_classifier
-    from training.evaluate import evaluate, read_sets, table
+    from training.measure import main as measure
 
-    classifier = open_classifier(
-        options.model, threads=options.threads, engine=options.engine, precision=options.precision
-    )
-    sets = read_sets(options.data, labels=len(classifier.labels))
-    results = evaluate(classifier, sets, trained=_trained_texts(options))
-    print(table(results, classifier.labels))
-    if options.json is not None:
-        about = {"model": options.model.name, **classifier.about(), "labels": list(classifier.labels)}
-        write_json(options.json, {**about, "sets": results})
-    return 0
-
-
-def _trained_texts(options: argparse.Namespace) -> frozenset[str] | None:
-    """The texts that a run was trained on; None when no run is named or its data is gone."""
-    from training.runs import trained_texts
-
-    run: Path = options.trained_on or options.model
-    if options.trained_on is None and not (run / "metrics.json").is_file():
-        return None
-    try:
-        return trained_texts(run)
-    except DataError as error:
-        print(f"valence-train: overlaps are not counted: {error}", file=sys.stderr)
-        return None
+    return measure(options)
 
 
 def _cpus() -> int:

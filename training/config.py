@@ -61,6 +61,13 @@ class FitConfig:
         encoder: whose code computes the model, that of the "library" or the project's "own".
         new: an encoder of that size with random weights, and only the tokenizer of `base`; None to fine-tune
             the weights of `base`.
+        freeze_layers: the embeddings and as many layers from below keep their weights; None: all learn.
+        attention_dropout: instead of what `base` says. On a CPU 0 is up to 2.4 times as fast for long texts,
+            since the fused attention knows no dropout.
+        teacher: a file that `valence-train logits` wrote of the one folder that `data` names; the texts of
+            its `unlabelled.tsv` train, too. None: the labels alone teach.
+        soft_weight: the share of the teacher in the loss, above 0 to 1; see `training.distil`.
+        soft_temperature: divides the logits of both before they are compared.
 
     Raises:
         ConfigError: with the name of the field and what it may be.
@@ -80,6 +87,11 @@ class FitConfig:
     save_steps: int = 1000
     encoder: str = "library"
     new: NewEncoder | None = None
+    freeze_layers: int | None = None
+    attention_dropout: float | None = None
+    teacher: str | None = None
+    soft_weight: float | None = None
+    soft_temperature: float | None = None
 
     def __post_init__(self) -> None:
         _require(bool(self.base.strip()), "base: no model is named")
@@ -93,6 +105,14 @@ class FitConfig:
         )
         _require(0 <= self.weight_decay < 1, f"weight_decay: {self.weight_decay:g} is outside 0 to 1")
         _require(0 <= self.warmup < 1, f"warmup: {self.warmup:g} is outside 0 to 1")
+        frozen, dropout = self.freeze_layers, self.attention_dropout
+        plain = self.encoder == "library" and self.new is None
+        _require(frozen is None or (plain and frozen >= 0), "freeze_layers: 0 or more, of a library encoder")
+        _require(
+            dropout is None or (plain and 0 <= dropout < 1),
+            "attention_dropout: 0 to 1, of a library encoder",
+        )
+        self._check_teacher()
         for name, least in LEAST.items():
             value = getattr(self, name)
             _require(value >= least, f"{name}: {value} is less than {least}")
@@ -100,6 +120,19 @@ class FitConfig:
         tidy = all(name and name == name.strip() for name in self.labels)
         _require(tidy, "labels: a name is blank or padded")
         _require(len(set(self.labels)) == len(self.labels), "labels: a name stands twice")
+
+    def _check_teacher(self) -> None:
+        weight, temperature = self.soft_weight, self.soft_temperature
+        if self.teacher is None:
+            _require(weight is None, "soft_weight: there is no teacher")
+            _require(temperature is None, "soft_temperature: there is no teacher")
+            return
+        _require(len(self.data) == 1, "teacher: it has read one folder, and data names several")
+        _require(weight is not None and 0 < weight <= 1, f"soft_weight: {weight} is outside 0 to 1")
+        _require(
+            temperature is not None and 0.1 <= temperature <= 100,
+            f"soft_temperature: {temperature} is outside 0.1 to 100",
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The choices as JSON types, in the order of the fields."""
@@ -115,7 +148,8 @@ def read_config(run: Path) -> FitConfig:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not the configuration of a run: {error}") from error
     # A run of an earlier release does not say what was not to be chosen then.
-    since = {"encoder", "new"}
+    since = {"encoder", "new", "freeze_layers", "attention_dropout"}
+    since |= {"teacher", "soft_weight", "soft_temperature"}
     names = {entry.name for entry in fields(FitConfig)}
     if not isinstance(kept, dict) or not names - since <= set(kept):
         raise ConfigError(f"{path}: not the configuration of a run")

@@ -29,6 +29,9 @@ from typing import IO
 TEXT_COLUMNS = ("text", "sentence")
 SUFFIXES = (".tsv", ".tsv.gz")
 ROLES = ("train", "dev", "test")
+UNLABELLED_FILE = "unlabelled.tsv"
+# The index that PyTorch's cross-entropy passes over.
+NO_LABEL = -100
 FOLDER_PREFIXES = ("train", "dev", "val", "test")
 _SPLIT_NAMES = {
     "train": "train",
@@ -47,7 +50,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One labelled text. `label` is the index of its label."""
+    """One text. `label` is the index of its label, or NO_LABEL for one that a teacher alone labels."""
 
     text: str
     label: int
@@ -69,6 +72,7 @@ class Corpus:
     train: list[Example] = field(default_factory=list)
     dev: list[Example] = field(default_factory=list)
     test: list[Example] = field(default_factory=list)
+    unlabelled: list[Example] = field(default_factory=list)
     files: list[SourceFile] = field(default_factory=list)
 
     def of_role(self, role: str) -> list[Example]:
@@ -91,6 +95,19 @@ def read_rows(path: Path, *, labels: int) -> list[tuple[Example, str | None]]:
     if not rows:
         raise DataError(f"{path}: there is a header and no row")
     return rows
+
+
+def table_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each row of a file as `file:line` and its fields by column. Raises DataError with file and line."""
+    header: list[str] | None = None
+    for number, line in _decoded_lines(path):
+        fields = line.split("\t")
+        if header is None:
+            header = fields
+        elif len(fields) != len(header):
+            raise DataError(f"{path}:{number}: {len(fields)} fields, the header has {len(header)}")
+        else:
+            yield f"{path}:{number}", dict(zip(header, fields, strict=True))
 
 
 def role_of_name(name: str) -> str | None:
@@ -138,6 +155,24 @@ def load_corpus(paths: Sequence[Path], *, labels: int, dev_paths: Sequence[Path]
         if file.resolve() not in taken:
             _add_file(corpus, file, labels=labels, displaced=bool(judges))
     return corpus
+
+
+def add_unlabelled(corpus: Corpus, path: Path) -> None:
+    """Adds the texts of a file whose labels, if it has any, are not read. Raises DataError."""
+    texts = texts_of(path)
+    corpus.unlabelled += [Example(text, NO_LABEL) for text in texts]
+    corpus.files.append(source_file(path, unlabelled=len(texts)))
+
+
+def texts_of(path: Path) -> list[str]:
+    """The text of each row, whether it has a label or not. Raises DataError with file and line."""
+    texts = []
+    for where, row in table_rows(path):
+        text = next((row[name] for name in TEXT_COLUMNS if name in row), "").strip()
+        if not text:
+            raise DataError(f"{where}: no text")
+        texts.append(text)
+    return texts
 
 
 def set_name(path: Path) -> str:
@@ -222,6 +257,14 @@ def _add_file(
             role = "test"
         corpus.of_role(role).append(example)
         counts[role] += 1
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    corpus.files.append(source_file(path, **counts))
+
+
+def source_file(path: Path, **rows: int) -> SourceFile:
+    """The record of a file; `rows` are the counts by role that are not 0. Raises DataError."""
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     resolved = path.resolve()
-    corpus.files.append(SourceFile(f"{resolved.parent.name}/{resolved.name}", digest, counts))
+    return SourceFile(f"{resolved.parent.name}/{resolved.name}", digest, {**dict.fromkeys(ROLES, 0), **rows})

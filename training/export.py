@@ -5,7 +5,6 @@ Knows the order of the steps and what is measured; graphs, precision, bounds and
 
 import argparse
 import os
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from service.store import (
     FileRecord,
     GoldenText,
     Manifest,
+    Metric,
     ModelFile,
     Source,
     Version,
@@ -33,12 +33,14 @@ from service.store import (
 )
 from service.tokenizer import Tokenizer
 from service.warmup import check_golden_texts
+from training.calibrate import calibration_sets
 from training.card import write_card
+from training.commands import commands_of
 from training.config import ConfigError
 from training.data import DataError, Example
 from training.evaluate import read_sets
 from training.forms import FORMS, formats_of
-from training.gate import GOLDEN_TEXTS, MAX_TEXT_CHARS, Commands, Outcome, check_rows, run_gate
+from training.gate import GOLDEN_TEXTS, MAX_TEXT_CHARS, Outcome, check_rows, run_gate
 from training.graph import (
     Unexportable,
     architecture_of,
@@ -50,10 +52,12 @@ from training.graph import (
     trace,
 )
 from training.half import compute_half
-from training.origin import NONE_STATED, Origin, open_origin
+from training.origin import Origin, open_origin
 from training.own import through_encoder
 from training.parity import RERUN_BOUNDS, Vocabulary, check_same_weights
 from training.quantize import quantize
+from training.sources import NONE_STATED
+from training.temper import temper
 from training.torchscript import script_weights, trace_script
 
 
@@ -73,6 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--data", nargs="+", type=Path, default=[], help="labelled sets; int8 is judged on 2,000 rows or more"
+    )
+    add(
+        "--calibrate-on",
+        nargs="+",
+        type=Path,
+        default=[],
+        help="fit a temperature on the dev rows of these files (default: 1)",
     )
     add("--labels", default="", help="names in index order, comma separated (default: those of the model)")
     add("--max-tokens", type=int, help="longest text (default: what model and tokenizer allow)")
@@ -112,13 +123,15 @@ def export(options: argparse.Namespace) -> Path:
         base_model=options.base_model,
         training_data=options.trained_on,
     )
-    sets = read_sets(options.data, labels=max(2, len(origin.labels))) if options.data else {}
+    count = max(2, len(origin.labels))
+    sets = read_sets(options.data, labels=count) if options.data else {}
+    dev = calibration_sets(options.calibrate_on, labels=count) if options.calibrate_on else {}
     if "int8" in formats:
         check_rows(sets)
     with tempfile.TemporaryDirectory(prefix="valence-export-") as work:
         with one_reason(origin.model):
             files = make_files(origin, formats, Path(work))
-        trial = _try(options, origin, files, work=Path(work), sets=sets)
+        trial = _try(options, origin, files, work=Path(work), sets=sets, dev=dev)
         sizes = {name: path.stat().st_size for name, path in files.items()}
         card = write_card(trial, sizes, notes).encode()
         return write_version(options.store, trial, _content(origin, files, card))
@@ -169,20 +182,31 @@ def _try(
     *,
     work: Path,
     sets: dict[str, list[Example]],
+    dev: dict[str, list[Example]],
 ) -> Manifest:
-    """The manifest of a version that passed: it was written to a store of its own and read back for that."""
+    """The manifest of a version that passed: it was written to a store of its own and read back for that.
+
+    `dev` are the sets that the temperature is fitted on, before the gate: it holds the probabilities that
+    will be served.
+    """
     reference = _reference(origin.model, files)
     draft = _draft(options, origin, files)
     write_version(work / "store", draft, _content(origin, files, b"-"))
     version = open_version(work / "store", draft.name, draft.version)
+    commands = commands_of(options, sets, draft)
+    tempered: list[Metric] = []
+    if dev:
+        temperature, tempered = temper(version, dev, threads=options.threads, command=commands.export)
+        version = replace(version, manifest=replace(version.manifest, temperature=temperature))
     outcome = run_gate(
         version,
         reference,
         vocabulary=Vocabulary(origin.special, origin.words, origin.pad_id),
         sets=sets,
-        commands=_commands(options, sets, draft),
+        commands=commands,
         threads=options.threads,
     )
+    outcome = replace(outcome, metrics=[*outcome.metrics, *tempered])
     if origin.dev is not None:
         origin.dev.check(outcome.metrics)
     return _confirmed(version, outcome, options.threads)
@@ -233,36 +257,6 @@ def _draft(options: argparse.Namespace, origin: Origin, files: dict[str, Path]) 
         models=models,
         architecture=architecture_of(origin.model),
     )
-
-
-def _commands(options: argparse.Namespace, sets: dict[str, list[Example]], draft: Manifest) -> Commands:
-    """The commands as another machine can type them: paths are shown from the current folder or by name."""
-    data = [_shown(path) for path in options.data]
-    version = f"{_shown(options.store)}/{draft.name}/{draft.version}"
-    export_words = ["valence-train", "export", _shown(options.source), "--name", draft.name]
-    export_words += ["--version", str(draft.version), "--formats", options.formats]
-    measure = f"valence-train evaluate {version} --data {' '.join(data)}"
-    return Commands(
-        export=" ".join([*map(shlex.quote, export_words), *(["--data", *data] if data else [])]),
-        evaluate={
-            (name, form(m)): f"{measure}{_chosen(m)} --precision {m.precision}"
-            for name in sets
-            for m in draft.models
-        },
-    )
-
-
-def _chosen(model: ModelFile) -> str:
-    """The option that names the engine, where "auto" may take another."""
-    return "" if model.format == "onnx" else f" --engine {model.format}"
-
-
-def _shown(path: Path) -> str:
-    """A path that says something elsewhere: under $VALENCE_DATA, or relative as it is, or its last name."""
-    root = os.environ.get("VALENCE_DATA")
-    if root and path.resolve().is_relative_to(Path(root).resolve()):
-        return f"$VALENCE_DATA/{path.resolve().relative_to(Path(root).resolve()).as_posix()}"
-    return path.name if path.is_absolute() else path.as_posix()
 
 
 def _source(given: str) -> Source:

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from service.classifier import Activation, activate
+from service.classifier import activate
 from service.core import FloatArray
 from service.engines import Engine, EngineOptions, open_engine
 from service.errors import TextRefused
-from service.store import GoldenText, Metric, ModelFile, Version, form
+from service.store import GoldenText, Manifest, Metric, ModelFile, Version, form
 from service.tokenizer import Tokenizer
 from training.data import DataError, Example
 from training.parity import (
@@ -110,7 +110,7 @@ def run_gate(
         options = EngineOptions(engine=file.format, precision=file.precision, threads_per_lane=threads)
         engine = open_engine(version, options)
         worst = check_grid(engine, _plain(version, file), batches, expected)
-        change, count = check_company(engine, company, manifest.activation)
+        change, count = check_company(engine, company, manifest.activation, temperature=manifest.temperature)
         texts_run = sum(len(batch) for batch in batches)
         for name, on, value, examples in (
             (LOGIT_CHANGE, "grid and golden texts", worst, texts_run),
@@ -127,9 +127,7 @@ def run_gate(
     if sets and BASELINE in answers:
         for file in manifest.models:
             if form(file) != BASELINE:
-                metrics += _losses(
-                    file, answers, sets, activation=manifest.activation, command=commands.export
-                )
+                metrics += _losses(file, answers, sets, manifest=manifest, command=commands.export)
     return Outcome(_golden_texts(rows), metrics)
 
 
@@ -201,7 +199,7 @@ def _losses(
     answers: Mapping[str, Mapping[str, FloatArray]],
     sets: Sets,
     *,
-    activation: Activation,
+    manifest: Manifest,
     command: str,
 ) -> list[Metric]:
     """What a form changes against float32, over all sets. Raises ParityError when it loses too much."""
@@ -211,7 +209,7 @@ def _losses(
         by_set = answers[key]
         hits[key] = np.concatenate([_hits(by_set[name], sets[name]) for name in sets])
         logits = np.concatenate([by_set[name] for name in sets])
-        scores[key] = activate(logits, activation, temperature=1.0)
+        scores[key] = activate(logits, manifest.activation, temperature=manifest.temperature)
     loss = float(hits[BASELINE].mean() - hits[own].mean())
     if not loss <= LARGEST_LOSS:
         raise ParityError(

@@ -4,8 +4,9 @@ Knows nothing of files, models or scores.
 """
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from training.data import Corpus, Example
 
@@ -31,6 +32,20 @@ class Overlap:
 
     exact: int
     normalised: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTexts:
+    """The texts that a model learned from, as they are and normalised."""
+
+    exact: frozenset[str]
+    normalised: frozenset[str]
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Self:
+        """Takes each text once."""
+        exact = frozenset(texts)
+        return cls(exact, frozenset(map(normalised, exact)))
 
 
 def normalised(text: str) -> str:
@@ -68,10 +83,21 @@ def clean_train(corpus: Corpus) -> tuple[list[Example], Cleaning]:
     return kept, counts
 
 
-def overlap(examples: Sequence[Example], trained: frozenset[str]) -> Overlap:
+def fresh_texts(rows: Sequence[Example], corpus: Corpus, train: Sequence[Example]) -> list[Example]:
+    """The rows whose texts, normalised, stand neither among those before them nor in train, dev or test."""
+    seen = {normalised(example.text) for part in (train, corpus.dev, corpus.test) for example in part}
+    fresh: list[Example] = []
+    for row in rows:
+        key = normalised(row.text)
+        if key not in seen:
+            seen.add(key)
+            fresh.append(row)
+    return fresh
+
+
+def overlap(examples: Sequence[Example], trained: TrainedTexts) -> Overlap:
     """How many examples stand in the texts that were trained on."""
-    known = {normalised(text) for text in trained}
     return Overlap(
-        exact=sum(example.text in trained for example in examples),
-        normalised=sum(normalised(example.text) in known for example in examples),
+        exact=sum(example.text in trained.exact for example in examples),
+        normalised=sum(normalised(example.text) in trained.normalised for example in examples),
     )

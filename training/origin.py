@@ -17,8 +17,8 @@ from service.store import Metric, Source
 from training.config import ConfigError
 from training.graph import load_eager
 from training.pretrained import OFFSET_POSITIONS, label_names, load_tokenizer, usable_tokens
+from training.sources import NONE_STATED, training_sources
 
-NONE_STATED = "none stated"
 _UNNAMED = re.compile(r"LABEL_[0-9]+")
 LEAST_TOKENS = 3
 LONGEST_NAME = 200
@@ -120,7 +120,7 @@ def open_origin(
         pad_id=int(tokenizer.pad_token_id),
         max_tokens=_max_tokens(tokenizer, model, max_tokens),
         base_model=base_model or _base_of(folder, run),
-        training_data=_training_data(run, training_data),
+        training_data=training_sources(run, training_data),
         dev=_dev_of(run),
     )
 
@@ -233,22 +233,3 @@ def _base_of(folder: Path, run: dict[str, Any]) -> Source:
     if not base or base.startswith(("/", ".", "~")):
         raise ConfigError(f"{folder}: the base model has no public name; give --base-model NAME=LICENCE")
     return Source(base, NONE_STATED)
-
-
-def _training_data(run: dict[str, Any], given: Sequence[Source]) -> tuple[Source, ...]:
-    """What was trained on, by the folders of the training files; `given` adds licences and other sets."""
-    rows: dict[str, int] = {}
-    for file in run.get("files", []):
-        if count := int(file["rows"]["train"]):
-            name = str(file["name"]).partition("/")[0]
-            rows[name] = rows.get(name, 0) + count
-    if len(rows) == 1:
-        # What was left after duplicates and leaks were taken out is known for the whole alone.
-        kept = run.get("training_rows", {}).get("rows_kept")
-        rows = {name: int(kept or count) for name, count in rows.items()}
-    known = {source.name: source for source in given}
-    read = [
-        Source(name, known[name].licence if name in known else NONE_STATED, count)
-        for name, count in rows.items()
-    ]
-    return (*read, *(source for source in given if source.name not in rows))

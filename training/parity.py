@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import onnxruntime
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from service.classifier import Activation, activate
@@ -128,7 +129,12 @@ def check_grid(
 
 
 def check_company(
-    engine: Engine, texts: Sequence[Sequence[int]], activation: Activation, *, seed: int = 0
+    engine: Engine,
+    texts: Sequence[Sequence[int]],
+    activation: Activation,
+    *,
+    temperature: float = 1.0,
+    seed: int = 0,
 ) -> tuple[float, int]:
     """The largest change of a probability by who is in the batch, and on how many of the texts (at most 512).
 
@@ -140,11 +146,15 @@ def check_company(
     count = len(chosen)
     by_length = sorted(range(count), key=lambda index: len(chosen[index]))
     shuffled = np.random.default_rng(seed).permutation(count).tolist()
-    alone = activate(run_all(engine, chosen, list(range(count)), items=1), activation, temperature=1.0)
+
+    def chances(order: Sequence[int], items: int) -> NDArray[np.float64]:
+        logits = run_all(engine, chosen, order, items=items)
+        return activate(logits, activation, temperature=temperature)
+
+    alone = chances(range(count), 1)
     worst = 0.0
     for order, items in ((shuffled, 16), (by_length, 8)):
-        together = activate(run_all(engine, chosen, order, items=items), activation, temperature=1.0)
-        worst = max(worst, float(np.abs(together - alone).max()))
+        worst = max(worst, float(np.abs(chances(order, items) - alone).max()))
     bound = FLOAT16_COMPANY_BOUND if engine.precision == "float16" else COMPANY_BOUND
     _hold(worst, bound, f"{engine.precision}: a probability depends on the other texts of a batch")
     return worst, count

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from training.config import ConfigError, FitConfig, differences, read_config, write_json
-from training.data import Corpus, DataError, load_corpus
-from training.leaks import clean_train
+from training.data import UNLABELLED_FILE, Corpus, DataError, add_unlabelled, load_corpus, source_file
+from training.leaks import clean_train, fresh_texts
+from training.mix import read_mix
 
 
 def corpus_of(config: FitConfig) -> Corpus:
@@ -24,19 +25,35 @@ def corpus_of(config: FitConfig) -> Corpus:
     )
     if not corpus.train:
         raise DataError(f"{', '.join(config.data)}: no training rows")
+    if config.teacher is not None:
+        # Not in every folder: without a teacher nobody says what these texts are.
+        unlabelled, teacher = Path(config.data[0]) / UNLABELLED_FILE, Path(config.teacher)
+        if unlabelled.is_file():
+            add_unlabelled(corpus, unlabelled)
+        corpus.files.append(source_file(teacher))
     if not corpus.dev:
         raise DataError(f"{', '.join(config.data)}: no dev rows to choose the best epoch by (see --dev)")
     return corpus
 
 
 def trained_texts(run: Path) -> frozenset[str]:
-    """The texts that a run was trained on, read again. Raises DataError when its data is gone or changed."""
+    """The texts that a run was trained on, with a label or without one, read again.
+
+    Raises DataError when its data is gone or changed.
+    """
     config = read_config(run)
     corpus = corpus_of(config)
     kept = json.loads((run / "config.json").read_text(encoding="utf-8"))["files"]
     if kept != [asdict(file) for file in corpus.files]:
         raise DataError(f"{', '.join(config.data)}: not the data that the run was trained on any more")
-    return frozenset(example.text for example in clean_train(corpus)[0])
+    train, _ = clean_train(corpus)
+    return frozenset(example.text for example in (*train, *fresh_texts(corpus.unlabelled, corpus, train)))
+
+
+def mix_of(config: FitConfig) -> list[dict[str, Any]]:
+    """What the summaries of the data folders say; none for a folder that is no mix. Raises DataError."""
+    summaries = [read_mix(Path(path)) for path in config.data]
+    return [summary for summary in summaries if summary is not None]
 
 
 def open_run(config: FitConfig, corpus: Corpus, out: Path, *, restart: bool) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch.utils.data import DataLoader
 from transformers import (
     DataCollatorWithPadding,
     PreTrainedModel,
@@ -28,15 +27,17 @@ from transformers import (
 )
 
 from encoder.config import EncoderConfig
-from training.batches import Encoded, LengthGroups
+from training.batches import Encoded, GroupedTrainer
 from training.config import ConfigError, FitConfig, write_json
 from training.curves import draw_curves
 from training.data import Corpus, DataError, Example
+from training.distil import DistilTrainer, Lesson, open_lesson
 from training.evaluate import score
 from training.leaks import Cleaning, clean_train
 from training.own import OwnClassifier, from_library, new_classifier, to_library
+from training.partial import freeze, set_attention_dropout
 from training.pretrained import clear_limits, load_base, load_tokenizer, usable_tokens
-from training.runs import corpus_of, last_checkpoint, open_run
+from training.runs import corpus_of, last_checkpoint, mix_of, open_run
 
 CPU_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 LOG_EVERY_STEPS = 50
@@ -62,6 +63,8 @@ def fit(
     corpus = corpus_of(config)
     train, cleaning = clean_train(corpus)
     _check_labels(config, train)
+    lesson = open_lesson(config, corpus, train)
+    mixes = mix_of(config)
     set_seed(config.seed)
     tokenizer = load_tokenizer(config.base)
     model, fresh = _open_model(config, tokenizer)
@@ -73,7 +76,9 @@ def fit(
     if (out / "metrics.json").exists():
         finished: dict[str, Any] = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
         return finished
-    trainer = build_trainer(config, out, model=model, tokenizer=tokenizer, train=train, dev=corpus.dev)
+    trainer = build_trainer(
+        config, out, model=model, tokenizer=tokenizer, train=train, dev=corpus.dev, lesson=lesson
+    )
     for callback in callbacks:
         trainer.add_callback(callback)
     checkpoint = last_checkpoint(out / "checkpoints")
@@ -81,6 +86,8 @@ def fit(
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     metrics = {
         **_metrics(trainer, corpus, cleaning),
+        "distillation": None if lesson is None else lesson.about(),
+        "mix": mixes,
         "fresh_weights": fresh,
         "resumed_from": None if checkpoint is None else checkpoint.name,
         "duration_s": round(time.monotonic() - started, 1),
@@ -94,7 +101,13 @@ def _open_model(config: FitConfig, tokenizer: Any) -> tuple[PreTrainedModel, lis
     """The model to train, and the names of its weights that are random."""
     if config.new is None:
         model, fresh = load_base(config.base, config.labels)
-        return (model, fresh) if config.encoder == "library" else (from_library(model), fresh)
+        if config.encoder == "own":
+            return from_library(model), fresh
+        if config.attention_dropout is not None:
+            set_attention_dropout(model, config.attention_dropout)
+        if config.freeze_layers is not None:
+            freeze(model, config.freeze_layers)
+        return model, fresh
     shape = EncoderConfig(
         words=max(tokenizer.get_vocab().values()) + 1,
         max_tokens=config.max_tokens,
@@ -106,21 +119,6 @@ def _open_model(config: FitConfig, tokenizer: Any) -> tuple[PreTrainedModel, lis
     )
     new = new_classifier(shape, labels=config.labels, pad_id=int(tokenizer.pad_token_id))
     return new, sorted(name for name, _ in new.named_parameters())
-
-
-class GroupedTrainer(Trainer):
-    """The library's Trainer with `LengthGroups` as the order of training."""
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches of like length, padded to the longest of each batch."""
-        dataset = self.train_dataset
-        if not isinstance(dataset, Encoded):
-            raise TypeError("the training set is not Encoded")
-        items = self.args.train_batch_size
-        order = LengthGroups([len(ids) for ids in dataset.ids], batch_items=items, seed=self.args.seed)
-        loader = DataLoader(dataset, batch_size=items, sampler=order, collate_fn=self.data_collator)
-        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
-        return prepared
 
 
 class SaveBetween(TrainerCallback):
@@ -150,9 +148,14 @@ def build_trainer(
     tokenizer: Any,
     train: Sequence[Example],
     dev: Sequence[Example],
+    lesson: Lesson | None = None,
 ) -> Trainer:
-    """The Trainer of a run. Weight decay spares biases and LayerNorm: the library sees to that."""
-    epoch_steps = math.ceil(len(train) / config.batch_items)
+    """The Trainer of a run. Weight decay spares biases and LayerNorm: the library sees to that.
+
+    With a `lesson` its unlabelled texts train, too, and the loss is that of `training.distil`.
+    """
+    rows = [*train, *(() if lesson is None else lesson.unlabelled)]
+    epoch_steps = math.ceil(len(rows) / config.batch_items)
     arguments = TrainingArguments(
         output_dir=str(out / "checkpoints"),
         learning_rate=config.learning_rate,
@@ -181,16 +184,21 @@ def build_trainer(
         scores = score(prediction.label_ids.tolist(), chosen.tolist(), count=len(config.labels))
         return {"accuracy": scores.accuracy, "weighted_f1": scores.weighted_f1}
 
-    return GroupedTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=Encoded(train, tokenizer, config.max_tokens),
-        eval_dataset=Encoded(dev, tokenizer, config.max_tokens),
-        data_collator=DataCollatorWithPadding(tokenizer),
-        processing_class=tokenizer,
-        compute_metrics=judge,
-        callbacks=[SaveBetween(config.save_steps, epoch_steps)],
-    )
+    parts: dict[str, Any] = {
+        "model": model,
+        "args": arguments,
+        "train_dataset": Encoded(
+            rows, tokenizer, config.max_tokens, None if lesson is None else lesson.logits
+        ),
+        "eval_dataset": Encoded(dev, tokenizer, config.max_tokens),
+        "data_collator": DataCollatorWithPadding(tokenizer),
+        "processing_class": tokenizer,
+        "compute_metrics": judge,
+        "callbacks": [SaveBetween(config.save_steps, epoch_steps)],
+    }
+    if lesson is None:
+        return GroupedTrainer(**parts)
+    return DistilTrainer(weight=lesson.weight, temperature=lesson.temperature, **parts)
 
 
 def bfloat16_is_native() -> bool:

@@ -24,12 +24,14 @@ from typing import NoReturn
 import psutil
 
 from load_tests import texts, verdict
+from load_tests.chosen import chosen_version
 from load_tests.compare import environments, wrk
 from load_tests.compare.contestants import ROOT, Contestant, Place, all_contestants
 from load_tests.compare.engine_alone import EngineAlone
 from load_tests.compare.report import Report, Turn
 from load_tests.compare.rounds import Plan, play, running
 from load_tests.compare.servers import ServerError
+from service.errors import StartupError
 
 CACHE = ROOT / ".cache" / "compare"
 END_S = 10.0
@@ -42,12 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         wrk.find()
         chosen = _chosen(options.only, options.skip)
-        version = options.model_version.resolve()
+        version = chosen_version(options.model_version).path
         cache = options.cache.resolve()
         place = Place(version, cache / "checkpoint", cache, len(os.sched_getaffinity(0)))
         _prepare(chosen, place)
         report = _compare(chosen, place, options)
-    except (wrk.WrkError, environments.InstallError, ServerError) as error:
+    except (wrk.WrkError, environments.InstallError, ServerError, StartupError) as error:
         print(f"cannot run: {error}", file=sys.stderr)
         return verdict.EXIT_CANNOT_RUN
     except KeyboardInterrupt:
@@ -156,7 +158,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement (default 8)")
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--connections", type=_numbers, default=[1, 16, 64], help="default 1,16,64")
-    parser.add_argument("--model-version", type=Path, default=ROOT / "model_store/sentiment/1")
+    parser.add_argument("--model-version", type=Path, help="its folder; the one that is served")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the environments")
     parser.add_argument(
         "--out", type=Path, default=CACHE / "result", help="folder for result.json and result.md"

@@ -1,6 +1,6 @@
 """Writes a folder that `transformers` loads, versions 4 and 5 alike, from a version of the store.
 
-    python -m load_tests.compare.checkpoint model_store/sentiment/1 FOLDER
+    python -m load_tests.compare.checkpoint model_store/<name>/<version> FOLDER
 
 The weights are those of `model.onnx` (float16 values in float32), and the tokenizer is the version's own.
 Needs the extra `train`. Knows nothing of servers.

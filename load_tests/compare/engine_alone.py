@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from load_tests.chosen import chosen_version
 from service.core import TokenBatch
 from service.engines import EngineOptions
 from service.engines.onnx import OnnxEngine, open_engine
-from service.store import open_version
 from service.tokenizer import Tokenizer
 
 LENGTH_ITEMS = 8
@@ -40,7 +40,7 @@ class EngineAlone:
     """The int8 file of a version and the tokens of the texts, ready to run. `close` it."""
 
     def __init__(self, version: Path, texts: Sequence[str], *, cores: int) -> None:
-        opened = open_version(version.parent.parent, version.parent.name, int(version.name))
+        opened = chosen_version(version)
         tokenizer = Tokenizer.load(
             opened.read(opened.manifest.tokenizer),
             max_tokens=opened.manifest.max_tokens,

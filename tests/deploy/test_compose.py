@@ -179,6 +179,7 @@ def test_on_a_gpu_the_same_service_is_built_for_it() -> None:
         "EXTRAS": "gpu",
         "ALSO": "onnxruntime-gpu[cuda,cudnn]",
         "PRECISIONS": "float32",
+        "VERSION": "",
     }
     assert one["environment"]["VALENCE_DEVICE"] == "cuda"
     assert one["read_only"] is True

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from deploy.image.dependencies import main as print_dependencies
 from deploy.image.dependencies import requirements
@@ -22,7 +23,7 @@ from scripts.image_build import EXIT_CANNOT, TOOLS
 from service.engines import Engine, EngineOptions, open_engine
 from service.errors import StartupError
 from service.settings import Settings
-from service.store import Version, open_version
+from service.store import Version, open_version, versions
 from tests.server import SAFETY_S, local_server, serving
 
 ROOT = Path(__file__).parent.parent.parent
@@ -151,13 +152,38 @@ def test_a_packed_version_holds_what_was_asked_for(packed_store: Path) -> None:
     assert replace(packed.manifest, models=whole.manifest.models) == whole.manifest
 
 
+@pytest.mark.parametrize("number", versions(STORE, "sentiment"))
+def test_another_version_can_be_asked_for(tmp_path: Path, number: int) -> None:
+    """As the recipe asks, with its build argument VERSION; it is alone in the store of the image."""
+    assert pack_from_command_line([str(STORE), str(tmp_path), "--version", str(number)]) == 0
+    assert versions(tmp_path, "sentiment") == [number]
+
+
+def test_the_structure_test_holds_for_the_version_that_is_packed(packed_store: Path, tmp_path: Path) -> None:
+    """Its look at the model store, which names no version, put to a packed one."""
+    every = yaml.safe_load((ROOT / "deploy/image/structure.yaml").read_text(encoding="utf-8"))["commandTests"]
+    [looking] = [one for one in every if "manifest" in one["name"]]
+    code = looking["args"][1]
+    assert "/app/model_store" in code
+    [expected] = looking["expectedOutput"]
+
+    def told_of(store: Path) -> str:
+        command = [sys.executable, "-c", code.replace("/app/model_store", str(store))]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert re.search(expected, told_of(packed_store))
+    pack(STORE, tmp_path, model="sentiment", version=None, precisions=["all"])
+    assert not re.search(expected, told_of(tmp_path)), "float32 would be in the image, too"
+
+
 def test_a_version_that_cannot_be_packed_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(StartupError, match="no file in float16; there are float32, int8"):
         pack(STORE, tmp_path, model="sentiment", version=None, precisions=["int8", "float16"])
-    shutil.copytree(STORE, tmp_path / "damaged")
-    with (tmp_path / "damaged/sentiment/1/model.onnx").open("ab") as file:
+    newest = open_version(STORE, "sentiment").path
+    damaged = shutil.copytree(newest, tmp_path / "damaged/sentiment" / newest.name)
+    with (damaged / "model.onnx").open("ab") as file:
         file.write(b"!")
     # Also when the damaged file is not one that is wanted: the version is not what was made.
     assert pack_from_command_line([str(tmp_path / "damaged"), str(tmp_path / "packed")]) == 1

@@ -1,6 +1,5 @@
 """Parity with the transformers library: random weights of each family, and the weights of the repository."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 from encoder.model import SequenceClassifier
 from encoder.pretrained import from_checkpoint, load_pretrained
+from service.store import open_version
 from tests.encoder.builders import batch, largest
 from tests.encoder.checkpoints import KINDS, LONGEST, make_library, pad_id_of
 
 BOUND = 1e-4
-VERSION = Path(__file__).parents[2] / "model_store" / "sentiment" / "1"
+STORE = Path(__file__).parents[2] / "model_store"
 LENGTHS = ([7, 3, LONGEST, 1, 12], [1], [LONGEST, LONGEST], [2, 5])
 
 
@@ -100,14 +100,15 @@ def test_dropout_falls_where_the_library_has_it(kind: str, tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def kept() -> tuple[PreTrainedModel, SequenceClassifier]:
-    """The library's model and ours, both of the weights that the repository's version keeps."""
-    architecture = json.loads((VERSION / "manifest.json").read_text(encoding="utf-8"))["architecture"]
+    """The library's model and ours, both of the weights that the newest version of the repository keeps."""
+    version = open_version(STORE, "sentiment")
+    architecture = version.manifest.architecture
     config = AutoConfig.for_model(**architecture)
     library = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
     wanted = dict(library.named_parameters())
     weights = {
         given.name: torch.tensor(numpy_helper.to_array(given))
-        for given in onnx.load(VERSION / "model.onnx").graph.initializer
+        for given in onnx.load(version.path / "model.onnx").graph.initializer
         if given.name in wanted
     }
     assert {tensor.dtype for tensor in weights.values()} == {torch.float16}

@@ -15,6 +15,7 @@ from service.metrics import Metrics
 from service.predictor import Predictor
 from service.schemas import PredictResponse
 from service.settings import Settings
+from service.store import open_version
 from tests.models import Weights, bert_tokenizer, make_onnx, make_version, make_weights
 from tests.reliability.gates import predict
 from tests.server import local_server, starting
@@ -92,8 +93,9 @@ def test_r39_a_process_with_a_foreign_tokenizer_ends_with_the_reason(tmp_path: P
 
 async def test_r41_a_version_that_promises_more_than_its_positions_is_refused(tmp_path: Path) -> None:
     """The longest text is run before the first is served. The model of the repository has 512 positions."""
-    shutil.copytree(REPOSITORY / "sentiment" / "1", tmp_path / "sentiment" / "1")
-    edit(tmp_path / "sentiment" / "1", lambda manifest: manifest.update(max_tokens=514))
+    newest = open_version(REPOSITORY, "sentiment").path
+    copy = shutil.copytree(newest, tmp_path / "sentiment" / newest.name)
+    edit(copy, lambda manifest: manifest.update(max_tokens=514))
     assert "the engine failed on 1 × 514 tokens" in await refusal(tmp_path)
 
 

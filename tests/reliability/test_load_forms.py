@@ -12,7 +12,8 @@ import pytest
 import uvloop
 
 from load_tests import abandoned, drain, kill, overload, soak
-from load_tests.service_process import ROOT, ServiceProcess
+from load_tests.chosen import chosen_version
+from load_tests.service_process import ServiceProcess
 from load_tests.verdict import EXIT_CANNOT_RUN, Verdict
 from service import tokenizer
 
@@ -66,7 +67,8 @@ def test_r50_mixed_load_does_not_grow() -> None:
 def test_r56_killed_at_any_moment_it_comes_back_as_it_was(tmp_path: Path) -> None:
     verdict = Verdict()
     store = tmp_path / "store"
-    shutil.copytree(ROOT / "model_store", store)
+    served = chosen_version().path
+    shutil.copytree(served, store / "sentiment" / served.name)
     with ServiceProcess(model_store=store) as server:
         seen = kill.measure(server, store, rounds=2)
     kill.judge(seen, verdict, rounds=2)

@@ -9,9 +9,14 @@ import pytest
 
 from tests.models import make_version
 from tests.training.conftest import FinishedRun
+from tests.training.test_checklist import write_checklist
+from tests.training.test_suite import write_suite
 from tests.training.tiny import DEV_ROWS, ROWS, write_data, write_rows
+from training.calibrate import Chances
 from training.cli import main
+from training.evaluate import Classifier, Sets, ask
 from training.own import load_own
+from training.suite import SUITE
 
 
 def fit_arguments(base: Path, data: Path, out: Path) -> list[str]:
@@ -134,13 +139,85 @@ def test_evaluate_reads_a_version_and_counts_overlaps_with_the_run_that_is_named
     assert report["sets"][0]["in_training_rows"]["exact"] == len(ROWS)
 
 
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all data sets, a few rows each."""
+    folder = write_suite(tmp_path_factory.mktemp("suite"))
+    write_checklist(
+        folder / "checklist",
+        [f"{text}\t{2 * label}\teq_{2 * label}\twords\tVocabulary\n" for text, label in ROWS],
+        [("INV", "typos", ["a good film", "a godo film"]), ("INV", "typos", ["bad", "bda"])],
+    )
+    return folder
+
+
+def test_evaluate_measures_the_whole_suite_in_one_command(
+    suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = make_version(tmp_path, precisions=("float32", "int8"), temperature=2.0)
+    file, diagrams = tmp_path / "new" / "scores.json", tmp_path / "diagrams"
+    more = ["--json", str(file), "--diagrams", str(diagrams), "--threads", "2", "--checklist-rows", "5"]
+    words = ["evaluate", str(version), "--suite", str(suite), "--precision", "int8", "--against", "float32"]
+    assert main([*words, "--quick", *more]) == 0
+    said = capsys.readouterr()
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert (report["model"], report["precision"], report["temperature"]) == ("sentiment/1", "int8", 2.0)
+    names = [one["set"] for one in report["sets"]]
+    assert len(names) == len(SUITE)
+    assert "imdb/test_subset1000" in names
+    assert [one["set"] for one in report["against"]["sets"]] == [*names, "all sets"]
+    assert report["against"]["precision"] == "float32"
+    assert {one["test"]: one["cases"] for one in report["checklist"]["tests"]} == {"words": 5, "typos": 2}
+    assert {path.name for path in diagrams.iterdir()} == {
+        "reliability.sst2.test.png",
+        "reliability.imdb.test_subset1000.png",
+    }
+    for shown in ("sst2/dev", "all sets", "typos", "both of a pair right"):
+        assert shown in said.out
+    assert "checklist: 100%" in said.err
+    assert main(["card-table", str(file), str(file)]) == 0
+    assert "| typos (Vocabulary, INV) | 2 |" in capsys.readouterr().out
+
+
+def test_evaluate_keeps_what_it_knows_when_it_is_stopped(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(classifier: Classifier, sets: Sets) -> dict[str, Chances]:
+        if "imdb/test" in sets:
+            raise KeyboardInterrupt
+        return ask(classifier, sets)
+
+    # What Ctrl-C does in the third set.
+    monkeypatch.setattr("training.measure.ask", stopped)
+    file = tmp_path / "scores.json"
+    words = ["evaluate", str(make_version(tmp_path)), "--suite", str(suite), "--threads", "1"]
+    assert main([*words, "--json", str(file)]) == 130
+    known = [one["set"] for one in json.loads(file.read_text(encoding="utf-8"))["sets"]]
+    assert known == ["sst2/dev", "sst2/test"]
+    assert capsys.readouterr().err.splitlines()[-1].endswith("stopped; --json has what was measured")
+
+
+def test_evaluate_refuses_a_suite_and_a_precision_that_do_not_fit(
+    suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three = make_version(tmp_path / "three", labels=("bad", "plain", "good"))
+    assert main(["evaluate", str(three), "--suite", str(suite), "--threads", "1"]) == 2
+    assert "--suite is for two labels" in capsys.readouterr().err
+    version = make_version(tmp_path / "two")
+    words = ["evaluate", str(version), "--suite", str(suite), "--threads", "1"]
+    assert main([*words, "--against", "float32"]) == 2
+    assert "--against float32: the model is measured in that already" in capsys.readouterr().err
+    assert main([*words, "--against", "int8"]) == 2
+    assert "int8" in capsys.readouterr().err
+
+
 def test_evaluate_refuses_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_rows(tmp_path / "dev.tsv", ROWS)
     assert main(["evaluate", str(tmp_path / "nowhere"), "--data", str(data)]) == 2
     assert "neither a finished run, nor a version" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["fit"], ["evaluate", "run"], ["bake"]])
+@pytest.mark.parametrize("arguments", [[], ["fit"], ["evaluate", "run"], ["card-table"], ["bake"]])
 def test_a_command_that_is_not_whole_is_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,3 +79,28 @@ def test_json_is_replaced_as_a_whole(tmp_path: Path) -> None:
         write_json(path, {"a": object()})
     assert json.loads(path.read_text(encoding="utf-8")) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_run_of_an_earlier_release_reads_back_without_what_was_not_to_be_chosen_then(
+    tmp_path: Path,
+) -> None:
+    newer = {"encoder", "new", "freeze_layers", "attention_dropout"}
+    newer |= {"teacher", "soft_weight", "soft_temperature"}
+    kept = {name: value for name, value in CONFIG.as_dict().items() if name not in newer}
+    write_json(tmp_path / "config.json", {**kept, "files": []})
+    assert read_config(tmp_path) == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("choices", "reason"),
+    [
+        ({"soft_weight": 0.5}, "soft_weight: there is no teacher"),
+        ({"soft_temperature": 2.0}, "soft_temperature: there is no teacher"),
+        ({"teacher": "t.npz"}, "soft_weight: None is outside"),
+        ({"teacher": "t.npz", "soft_weight": 0.5}, "soft_temperature: None is outside"),
+        ({"teacher": "t.npz", "soft_weight": 0.5, "soft_temperature": float("nan")}, "soft_temperature: nan"),
+    ],
+)
+def test_a_teacher_comes_with_its_weight_and_temperature(choices: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{reason}"):
+        FitConfig(base="bert", data=("mix",), **choices)

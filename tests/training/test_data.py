@@ -8,13 +8,17 @@ import pytest
 
 from tests.training.tiny import write_rows
 from training.data import (
+    NO_LABEL,
+    Corpus,
     DataError,
     Example,
+    add_unlabelled,
     find_files,
     load_corpus,
     read_rows,
     role_of_name,
     set_name,
+    texts_of,
 )
 
 GOOD_GZIP = gzip.compress(b"text\tlabel\n" + b"a fine film\t1\n" * 500)
@@ -182,3 +186,26 @@ def test_named_dev_files_judge_instead_of_those_found(tmp_path: Path) -> None:
 def test_a_set_is_named_by_its_folder_and_file() -> None:
     assert set_name(Path("data/sst2/dev.tsv")) == "sst2/dev"
     assert set_name(Path("data/imdb/test.tsv.gz")) == "imdb/test"
+
+
+def test_texts_are_read_whether_they_have_a_label_or_not(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("text\tsource\n a good film \tx\nbad\ty\n", encoding="utf-8")
+    labelled = write_rows(tmp_path / "b.tsv", [("a good film", 1), ("bad", 0)], header="sentence\tlabel")
+    assert texts_of(tmp_path / "a.tsv") == texts_of(labelled) == ["a good film", "bad"]
+
+
+def test_texts_without_a_label_are_rows_of_their_own_kind(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "more" / "unlabelled.tsv", [("good", 7)])
+    corpus = Corpus()
+    add_unlabelled(corpus, path)
+    assert corpus.unlabelled == [Example("good", NO_LABEL)]
+    assert corpus.files[0].name == "more/unlabelled.tsv"
+    assert corpus.files[0].rows == {"train": 0, "dev": 0, "test": 0, "unlabelled": 1}
+
+
+@pytest.mark.parametrize("content", ["text\tsource\n \tx\n", "words\tsource\ngood\tx\n"])
+def test_a_row_without_a_text_is_told_with_its_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "unlabelled.tsv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=r"unlabelled\.tsv:2: no text"):
+        texts_of(path)

@@ -1,18 +1,34 @@
 """Scores against scikit-learn's, sets from files, a run read by PyTorch, a version read by the service."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
+from service.classifier import activate
 from tests.models import bert_tokenizer, make_version, make_weights
 from tests.training.conftest import FinishedRun
 from tests.training.tiny import DEV_ROWS, ROWS, TRAIN_ROWS, write_rows
-from training.classifiers import open_classifier
+from training.classifiers import BATCH_TOKENS, batches, open_classifier
 from training.config import ConfigError
 from training.data import DataError, Example
-from training.evaluate import evaluate, read_sets, score, table
+from training.evaluate import (
+    LabelledSet,
+    ask,
+    compare,
+    comparison_table,
+    evaluate,
+    read_sets,
+    score,
+    table,
+)
+from training.leaks import TrainedTexts
+
+
+def labelled(*rows: tuple[str, int], pairs: Sequence[str] | None = None) -> LabelledSet:
+    return LabelledSet([Example(text, label) for text, label in rows], pairs=pairs)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -80,8 +96,9 @@ def test_two_files_of_one_name_stay_two_sets(tmp_path: Path) -> None:
 
 def test_a_run_answers_what_it_was_measured_with(finished_run: FinishedRun) -> None:
     classifier = open_classifier(finished_run.folder, threads=1)
-    sets = read_sets([finished_run.data], labels=2)
-    (result,) = evaluate(classifier, sets, trained=frozenset(text for text, _ in TRAIN_ROWS))
+    sets = {name: LabelledSet(rows) for name, rows in read_sets([finished_run.data], labels=2).items()}
+    trained = TrainedTexts.of(text for text, _ in TRAIN_ROWS)
+    (result,) = evaluate(sets, ask(classifier, sets), trained=trained)
     assert result["set"] == "data/dev"
     assert result["accuracy"] == finished_run.metrics["dev"]["accuracy"]
     assert result["weighted_f1"] == finished_run.metrics["dev"]["weighted_f1"]
@@ -97,26 +114,32 @@ def test_a_run_answers_what_it_was_measured_with(finished_run: FinishedRun) -> N
 def test_answers_keep_the_order_of_the_texts_and_a_long_text_is_cut(finished_run: FinishedRun) -> None:
     classifier = open_classifier(finished_run.folder, threads=1)
     texts = [text for text, _ in TRAIN_ROWS] + ["a great movie " * 200]
-    together = classifier.classify(texts)
-    assert together == [classifier.classify([text])[0] for text in texts]
-    assert len(set(together)) == 2
+    together = classifier.scores(texts)
+    alone = np.concatenate([classifier.scores([text]) for text in texts])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    assert set(together.argmax(axis=1)) == {0, 1}
 
 
 def test_the_folder_of_any_fine_tuned_model_is_read(finished_run: FinishedRun) -> None:
     texts = [text for text, _ in DEV_ROWS]
     inside = open_classifier(finished_run.folder / "model", threads=1)
-    assert inside.classify(texts) == open_classifier(finished_run.folder, threads=1).classify(texts)
+    outside = open_classifier(finished_run.folder, threads=1)
+    np.testing.assert_array_equal(inside.scores(texts), outside.scores(texts))
 
 
 def test_a_version_is_read_by_the_service(tmp_path: Path) -> None:
-    folder = make_version(tmp_path, labels=("bad", "good"))
+    """The temperature of the manifest is in the probabilities, as it is in those that are served."""
+    folder = make_version(tmp_path, labels=("bad", "good"), temperature=2.5)
     classifier = open_classifier(folder, threads=1)
     texts = [text for text, _ in TRAIN_ROWS]
     tokenizer = bert_tokenizer()
     weights = make_weights(tokenizer, 2)
-    expected = [int(np.argmax(weights.logits(tokenizer.encode(text).ids))) for text in texts]
+    logits = np.array([weights.logits(tokenizer.encode(text).ids) for text in texts], dtype=np.float32)
     assert classifier.labels == ("bad", "good")
-    assert classifier.classify(texts) == expected
+    assert classifier.temperature == 2.5
+    np.testing.assert_allclose(classifier.logits(texts), logits, atol=1e-4)
+    expected = activate(logits, "softmax", temperature=2.5)
+    np.testing.assert_allclose(classifier.scores(texts), expected, atol=1e-5)
     assert classifier.about() == {
         "kind": "version",
         "engine": "onnx",
@@ -144,7 +167,7 @@ def test_a_damaged_version_is_refused(tmp_path: Path) -> None:
 def test_a_text_that_the_service_refuses_is_named_without_its_content(tmp_path: Path) -> None:
     classifier = open_classifier(make_version(tmp_path), threads=1)
     with pytest.raises(ConfigError, match="the service refuses a text"):
-        classifier.classify(["good", "\u200b\u200b"])
+        classifier.scores(["good", "\u200b\u200b"])
 
 
 @pytest.mark.parametrize("what", ["nothing", "data", "encoder", "unfinished run"])
@@ -162,23 +185,90 @@ def test_what_is_no_classifier_is_refused(
         open_classifier(path, threads=1)
 
 
+def test_lanes_change_no_answer_and_show_how_far_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_version(tmp_path)
+    texts = [f"{text} " * (1 + place % 9) for place, (text, _) in enumerate(TRAIN_ROWS)]
+    one = open_classifier(folder, threads=1).scores(texts)
+    assert capsys.readouterr().err == ""
+    three = open_classifier(folder, threads=3).scores(texts, progress="films/dev")
+    np.testing.assert_allclose(one, three, atol=1e-6)
+    assert "films/dev: 100%" in capsys.readouterr().err
+
+
+def test_batches_hold_each_text_once_within_the_budget_the_longest_first() -> None:
+    lengths = [3, 2000, 512, 5, 500, 17, 1024, 3, 1]
+    found = list(batches(lengths))
+    assert sorted(place for batch in found for place in batch) == list(range(len(lengths)))
+    rectangles = [len(batch) * max(lengths[place] for place in batch) for batch in found]
+    assert [lengths[batch[0]] for batch in found] == [2000, 1024, 512, 17]
+    assert all(size <= BATCH_TOKENS for size in rectangles[1:])
+    assert list(batches([])) == []
+
+
+def test_a_single_label_is_set_against_its_absence(tmp_path: Path) -> None:
+    classifier = open_classifier(make_version(tmp_path, labels=("good",), activation="sigmoid"), threads=1)
+    sets = {"films/dev": labelled(("good great", 1), ("bad awful", 0), ("terrible", 1))}
+    (result,) = evaluate(sets, ask(classifier, sets))
+    assert result["confusion"] == [[1, 0], [1, 1]]
+    assert "not good" in table([result], classifier.labels)
+
+
+def test_probabilities_are_judged_with_the_temperature_and_without_it() -> None:
+    """At 0.6 every answer is as sure as they are right; without the temperature they were far surer."""
+    chances = np.array([[0.4, 0.6]] * 5)
+    sets = {"films/test": labelled(("a", 1), ("b", 1), ("c", 1), ("d", 0), ("e", 0))}
+    (result,) = evaluate(sets, {"films/test": chances}, temperature=4.0)
+    odds = (0.6 / 0.4) ** 4
+    assert result["ece"] == pytest.approx(0.0, abs=1e-9)
+    assert result["ece_without_temperature"] == pytest.approx(odds / (1 + odds) - 0.6)
+    assert result["nll"] == pytest.approx(-(3 * np.log(0.6) + 2 * np.log(0.4)) / 5)
+
+
+def test_a_pair_is_right_when_both_of_it_are() -> None:
+    chances = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]])
+    sets = {"films/test": labelled(("a", 0), ("b", 1), ("c", 0), ("d", 1), pairs=["1", "1", "2", "2"])}
+    (result,) = evaluate(sets, {"films/test": chances})
+    assert result["accuracy"] == 0.75
+    assert result["pairs"] == {"pairs": 2, "both_right": 0.5}
+    assert "both of a pair right: 0.5000 of 2" in table([result], ("negative", "positive"))
+
+
+def test_what_one_precision_loses_is_counted_by_set_and_over_all_rows() -> None:
+    sets = {"a/test": labelled(("a", 1), ("b", 1)), "b/test": labelled(*[("c", 0)] * 6)}
+    exact = {"a/test": np.array([[0.1, 0.9], [0.4, 0.6]]), "b/test": np.array([[0.9, 0.1]] * 6)}
+    rounded = {"a/test": np.array([[0.1, 0.9], [0.6, 0.4]]), "b/test": np.array([[0.8, 0.2]] * 6)}
+    first, second, pooled = compare(sets, rounded, exact)
+    assert (first["accuracy"], first["accuracy_of_other"], first["lost"], first["flips"]) == (
+        0.5,
+        1,
+        0.5,
+        0.5,
+    )
+    assert (second["lost"], second["flips"]) == (0.0, 0.0)
+    assert second["mean_change_of_a_probability"] == pytest.approx(0.1)
+    assert (pooled["set"], pooled["rows"], pooled["lost"]) == ("all sets", 8, 1 / 8)
+    assert "+0.1250" in comparison_table([pooled], "int8", "float32")
+
+
 def test_the_table_names_each_set_and_each_label(finished_run: FinishedRun) -> None:
     classifier = open_classifier(finished_run.folder, threads=1)
     sets = {
-        "films/dev": [Example("a great movie", 1)],
-        "books/test": [Example("very bad", 0), Example("a good time", 1)],
+        "films/dev": labelled(("a great movie", 1)),
+        "books/test": LabelledSet([Example("very bad", 0), Example("a good time", 1)], left_out=3),
     }
-    results = evaluate(classifier, sets)
+    results = evaluate(sets, ask(classifier, sets))
     text = table(results, ("negative", "positive"))
     lines = text.splitlines()
     films = next(line for line in lines if line.startswith("films/dev "))
     assert films.split() == [
         "films/dev",
         "1",
-        f"{results[0]['accuracy']:.4f}",
-        f"{results[0]['weighted_f1']:.4f}",
+        *(f"{results[0][figure]:.4f}" for figure in ("accuracy", "weighted_f1", "ece", "nll")),
         "not",
         "known",
     ]
+    assert "books/test: 3 rows without a text are left out" in lines
     assert sum(line.strip().startswith("negative") and "positive" not in line for line in lines) == 2
     assert sum(line.split() == ["negative", "positive"] for line in lines) == 2

@@ -24,6 +24,7 @@ from tests.server import ROOT, SAFETY_S, eventually, serving
 from tests.training.conftest import FinishedRun
 from tests.training.exported import MAX_TOKENS, make_classifier, traced
 from tests.training.tiny import DEV_ROWS, write_rows
+from training.classifiers import open_classifier
 from training.cli import main
 from training.graph import graph_weights, load_eager, rebuild, round_to_half
 from training.pretrained import load_tokenizer
@@ -168,6 +169,46 @@ def test_all_formats_are_one_version_in_a_fixed_order(rows: Path, tmp_path: Path
     assert all(f"| {name} |" in card for name in forms)
 
 
+def write_doubtful(folder: Path) -> Path:
+    """Dev rows of which one in five bears the wrong label: nobody can be sure of them."""
+    rows = [
+        (text, 1 - label if place % 5 == 0 else label) for place, (text, label) in enumerate(DEV_ROWS * 12)
+    ]
+    return write_rows(folder / "doubtful" / "dev.tsv", rows)
+
+
+def test_a_temperature_is_fitted_on_dev_rows_and_is_in_what_is_served(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    dev = write_doubtful(tmp_path)
+    more = ("--formats", "onnx", "--calibrate-on", str(dev))
+    assert export(finished_run.folder, tmp_path / "store", *BASE, *more) == 0
+    folder = tmp_path / "store" / "tiny" / "1"
+    manifest = manifest_of(tmp_path / "store")
+    assert abs(manifest.temperature - 1) > 0.05
+    errors = {m.name: m for m in manifest.metrics if m.name.startswith("expected calibration error")}
+    before, after = (
+        errors["expected calibration error at temperature 1"],
+        errors["expected calibration error"],
+    )
+    assert (after.dataset, after.examples) == ("doubtful/dev", len(DEV_ROWS) * 12)
+    assert after.value < before.value
+    assert after.command.endswith("--formats onnx --calibrate-on dev.tsv")
+    assert f"a temperature of {manifest.temperature:.4g}" in (folder / "README.md").read_text(
+        encoding="utf-8"
+    )
+    golden = next(g for g in manifest.golden_texts if g.text == "good")
+    expected = torch.softmax(torch.tensor(golden.logits["reference"]) / manifest.temperature, 0).tolist()
+    scores = open_classifier(folder, threads=1).scores(["good"])
+    assert scores[0].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_without_dev_rows_the_temperature_is_one(exported: tuple[FinishedRun, Path]) -> None:
+    assert manifest_of(exported[1]).temperature == 1.0
+    card = (exported[1] / "tiny" / "1" / "README.md").read_text(encoding="utf-8")
+    assert "temperature" not in card
+
+
 def test_one_label_is_a_sigmoid(tmp_path: Path) -> None:
     source = make_classifier(tmp_path, "distilbert", labels=("positive",))
     assert export(source, tmp_path / "store", *BASE, "--formats", "onnx") == 0
@@ -258,6 +299,7 @@ def without_model(folder: Path) -> None:
         (None, ("--formats", "onnx,int8"), "2,000"),
         (None, ("--max-tokens", "2"), "no room"),
         (None, ("--card", "/nowhere/card.md"), "cannot be read"),
+        (None, ("--calibrate-on", "/nowhere/dev.tsv"), "there is no such file"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(

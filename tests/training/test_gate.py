@@ -1,6 +1,7 @@
 """A trial version goes through the gate: what it says of itself, and which files are turned away."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from service.tokenizer import Tokenizer
 from tests.training.exported import MAX_TOKENS, traced, ungated_version, write_graph
 from tests.training.tiny import ALL_ROWS
 from training.data import DataError, Example
-from training.gate import ALL_SETS, LEAST_ROWS, Commands, Outcome, check_rows, run_gate
+from training.gate import ALL_SETS, COMPANY_CHANGE, LEAST_ROWS, Commands, Outcome, check_rows, run_gate
 from training.origin import Origin, open_origin
 from training.parity import ParityError, Vocabulary, eager_logits, join
 from training.torchscript import trace_script
@@ -95,6 +96,22 @@ def test_what_a_version_says_after_it_passed(tmp_path: Path, origin: Origin, exa
         assert set(golden.logits) == {"reference", "onnx/float32", "onnx/int8"}
         np.testing.assert_allclose(golden.logits["onnx/float32"], golden.logits["reference"], atol=1e-4)
     assert any(len(golden.text) > 2000 for golden in outcome.golden_texts)
+
+
+def test_probabilities_are_compared_at_the_temperature_of_the_version(
+    tmp_path: Path, origin: Origin, examples: list[Example]
+) -> None:
+    model = traced("bert").model
+    version = trial(tmp_path, origin, {"float32": model, "int8": model})
+    changes = {}
+    for temperature in (1.0, 50.0):
+        manifest = replace(version.manifest, temperature=temperature)
+        outcome = pass_gate(replace(version, manifest=manifest), origin, examples)
+        changes[temperature] = {m.name: m.value for m in outcome.metrics if m.precision == "int8"}
+    names = ("p99 of the change of a probability against float32", COMPANY_CHANGE)
+    assert all(changes[50.0][name] < changes[1.0][name] for name in names)
+    assert changes[50.0][names[0]] < changes[1.0][names[0]] / 5
+    assert changes[50.0]["accuracy"] == changes[1.0]["accuracy"]
 
 
 def test_torchscript_is_measured_beside_onnx(tmp_path: Path, origin: Origin, examples: list[Example]) -> None:

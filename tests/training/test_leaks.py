@@ -1,7 +1,7 @@
 """Texts that stand twice are found whatever their case, width and spacing, and are counted."""
 
 from training.data import Corpus, Example
-from training.leaks import Overlap, clean_train, normalised, overlap
+from training.leaks import Overlap, TrainedTexts, clean_train, normalised, overlap
 
 
 def test_texts_are_compared_without_case_width_and_spacing() -> None:
@@ -34,4 +34,4 @@ def test_repeats_contradictions_and_leaks_do_not_train_and_are_counted() -> None
 
 def test_overlaps_are_counted_as_they_are_and_normalised() -> None:
     rows = [Example("A fine film", 1), Example("a  FINE film", 0), Example("dull", 0)]
-    assert overlap(rows, frozenset({"A fine film", "other"})) == Overlap(exact=1, normalised=2)
+    assert overlap(rows, TrainedTexts.of(["A fine film", "other"])) == Overlap(exact=1, normalised=2)

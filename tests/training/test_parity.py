@@ -130,15 +130,27 @@ def test_what_is_no_answer_is_refused(
         check_grid(StandInEngine(answer), PlainSession(path.read_bytes(), 0), batches, expected)
 
 
-def test_an_answer_that_leans_on_its_neighbours_is_refused() -> None:
-    def leaning(batch: TokenBatch) -> FloatArray:
-        own = np.stack([batch.lengths, -batch.lengths], axis=1) / 100
-        lean = np.array([1, -1]) * 0.001 * batch.lengths.mean()
-        logits: FloatArray = (own + lean).astype(np.float32)
-        return logits
+def leaning(batch: TokenBatch) -> FloatArray:
+    """Logits that move by some thousandths with the mean length of the batch."""
+    own = np.stack([batch.lengths, -batch.lengths], axis=1) / 100
+    lean = np.array([1, -1]) * 0.001 * batch.lengths.mean()
+    logits: FloatArray = (own + lean).astype(np.float32)
+    return logits
 
+
+def test_an_answer_that_leans_on_its_neighbours_is_refused() -> None:
     with pytest.raises(ParityError, match="other texts"):
         check_company(StandInEngine(leaning), TEXTS, "softmax")
+
+
+def test_the_probability_that_is_served_is_what_is_held() -> None:
+    """The higher the temperature, the less of a logit is left in it."""
+    engine = StandInEngine(leaning)
+    assert check_company(engine, TEXTS, "softmax", temperature=500.0)[0] < 1e-4
+    slight = StandInEngine(lambda batch: leaning(batch) / np.float32(500))
+    check_company(slight, TEXTS, "softmax")
+    with pytest.raises(ParityError, match="other texts"):
+        check_company(slight, TEXTS, "softmax", temperature=1 / 500)
 
 
 def test_company_is_kept_to_a_sample() -> None:

@@ -90,7 +90,8 @@ def assert_same_weights(one: Path, other: Path) -> None:
 
 def share_right(run: Path, rows: Sequence[tuple[str, int]]) -> float:
     """The accuracy of the kept model."""
-    guesses = open_classifier(run, threads=1).classify([text for text, _ in rows])
+    scores = open_classifier(run, threads=1).scores([text for text, _ in rows])
+    guesses: list[int] = scores.argmax(axis=1).tolist()
     return sum(guess == label for guess, (_, label) in zip(guesses, rows, strict=True)) / len(rows)
 
 
