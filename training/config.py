@@ -62,8 +62,8 @@ class FitConfig:
         new: an encoder of that size with random weights, and only the tokenizer of `base`; None to fine-tune
             the weights of `base`.
         freeze_layers: the embeddings and as many layers from below keep their weights; None: all learn.
-        attention_dropout: instead of what `base` says. On a CPU 0 is 1.4 times as fast with 128 tokens, and more
-            with longer texts, since the fused attention knows no dropout.
+        attention_dropout: instead of what `base` says. On a CPU 0 is 1.4 times as fast with 128 tokens, and
+            more with longer texts, since the fused attention knows no dropout.
         teacher: a file that `valence-train logits` wrote of the one folder that `data` names; the texts of
             its `unlabelled.tsv` train, too. None: the labels alone teach.
         soft_weight: the share of the teacher in the loss, above 0 to 1; see `training.distil`.
