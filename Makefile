@@ -10,6 +10,7 @@
 #   make train   distil the teacher's kept logits into MiniLM-L6
 #   make export  make the next version from the run    (VERSION=<another number>)
 #   make evaluate  measure the newest version on every set, into runs/evaluate.json (MODEL=<folder of another>)
+#   make card    write what was measured into that version's card     (NOTES="more.md ..." adds sections)
 #   make docs    write the generated pages anew
 #   make constraints   renew constraints.txt from the newest releases
 #   make clean   remove environments and caches; runs/ and model_store/ stay
@@ -29,7 +30,7 @@ TEACHER_ARGS ?= --lr 4e-5 --epochs 1 --max-tokens 256 --freeze-layers 6 --attent
 TEACHER_PRECISION ?= int8
 # The temperature is fitted where the best epoch was chosen.
 EXPORT_ARGS ?= --calibrate-on $(MIX)/student/dev.tsv
-STUDENT_ARGS ?= --epochs 3 --max-tokens 448 --attention-dropout 0
+STUDENT_ARGS ?= --epochs 2 --lr 1e-4 --max-tokens 448 --attention-dropout 0
 # Asked of the store when a version is made.
 VERSION ?= $(shell ls model_store/sentiment | sort -n | awk 'END {print $$1 + 1}')
 MODEL ?= model_store/sentiment/$(shell ls model_store/sentiment | sort -n | awk 'END {print $$1 + 0}')
@@ -51,7 +52,7 @@ $(PYTHON) -m venv $(1) 2>/dev/null || { \
 	$(PYTHON) -m pip --python $(1)/bin/python install --quiet --disable-pip-version-check pip; }
 endef
 
-.PHONY: serve test bench load check mix teacher train export evaluate docs constraints clean
+.PHONY: serve test bench load check mix teacher train export evaluate card docs constraints clean
 
 serve: $(SERVE_VENV)/.installed
 	exec $(SERVE_VENV)/bin/valence serve
@@ -93,6 +94,10 @@ export: $(DEV_VENV)/.installed $(MIX)/student/mix.json
 evaluate: $(DEV_VENV)/.installed
 	$(DEV_VENV)/bin/valence-train evaluate $(MODEL) --against float32 --json runs/evaluate.json --diagrams runs/diagrams \
 		--suite "$(SETS)" $(EVALUATE_ARGS)
+
+card: $(DEV_VENV)/.installed
+	$(DEV_VENV)/bin/valence-train card-table runs/evaluate.json training/recipes/teacher.results.json --out runs/measured.md
+	$(DEV_VENV)/bin/valence-train card $(MODEL) runs/measured.md $(NOTES)
 
 docs: $(DEV_VENV)/.installed
 	$(DEV_VENV)/bin/python scripts/generate_docs.py

@@ -86,7 +86,8 @@ def all_results(given: Sequence[str], named: Sequence[Named]) -> list[Result]:
     """What the files say, each FILE or FILE=LABEL, of the forms that the versions have. FrontierError."""
     labels: dict[str, list[str]] = {}
     for one in named:
-        labels.setdefault(one.version.path.name, []).append(one.label)
+        manifest = one.version.manifest
+        labels.setdefault(f"{manifest.name}/{manifest.version}", []).append(one.label)
     known = {form.name for one in named for form in one.forms()}
     results = []
     for spec in given:

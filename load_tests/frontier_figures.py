@@ -92,8 +92,8 @@ def read_results(file: Path, label: str | None, labels: Mapping[str, Sequence[st
     """The forms that a file speaks of: the one that was measured, and the one it was compared with.
 
     Args:
-        label: of the model; None to find it by the number of the version that the file names.
-        labels: of the models, by that number.
+        label: of the model; None to find it by the version that the file names, `<name>/<number>`.
+        labels: of the models, by that.
 
     Raises:
         FrontierError: it is not such a file, or of none or several of the models.
@@ -113,7 +113,7 @@ def read_results(file: Path, label: str | None, labels: Mapping[str, Sequence[st
         fitting = labels.get(model, [])
         if len(fitting) != 1:
             raise FrontierError(
-                f"{file}: results of {model!r}, which is the number of {len(fitting)} of the versions: "
+                f"{file}: results of {model!r}, which {len(fitting)} of the versions are: "
                 "name the model, FILE=LABEL"
             )
         label = fitting[0]

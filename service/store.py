@@ -48,6 +48,7 @@ __all__ = [
     "list_models",
     "open_version",
     "versions",
+    "write_card",
     "write_version",
 ]
 
@@ -186,6 +187,19 @@ def write_version(store: Path, draft: Manifest, files: Mapping[str, bytes | Path
         shutil.rmtree(work, ignore_errors=True)
         raise
     return target
+
+
+def write_card(version: Version, card: bytes) -> None:
+    """Replace the README.md of a version, in one step.
+
+    The one file that may change, for much is measured after a version was made. The manifest has no digest
+    of it.
+    """
+    work = version.path / f".{README}.tmp"
+    work.unlink(missing_ok=True)
+    _write_durably(work, card)
+    work.rename(version.path / README)
+    _sync_folder(version.path)
 
 
 _Record = TypeVar("_Record", FileRecord, ModelFile)

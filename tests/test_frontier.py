@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Path:
 def write_results(file: Path, accuracy: dict[str, float], **more: Any) -> Path:
     """As `evaluate --json` does: what the frontier reads of it."""
     sets = [{"set": name, "rows": 100, "accuracy": value} for name, value in accuracy.items()]
-    file.write_text(json.dumps({"model": "1", "engine": "onnx", "precision": "int8", "sets": sets} | more))
+    file.write_text(json.dumps({"model": "a/1", "engine": "onnx", "precision": "int8", "sets": sets} | more))
     return file
 
 
@@ -133,7 +133,7 @@ def test_a_file_of_results_speaks_of_both_precisions(tmp_path: Path) -> None:
     other = [{"set": name, "rows": 100, "accuracy_of_other": 0.75} for name in ("a", "all sets")]
     against = {"precision": "float32", "sets": other}
     file = write_results(tmp_path / "r.json", {"a": 0.5}, against=against)
-    results = read_results(file, None, {"1": ["plain"]})
+    results = read_results(file, None, {"a/1": ["plain"]})
     assert scores_by_form(results) == {
         ("plain", "int8"): {"a": Score(0.5, 100)},
         ("plain", "float32"): {"a": Score(0.75, 100)},
@@ -146,7 +146,7 @@ def test_two_results_of_a_form_are_joined_and_must_agree(tmp_path: Path) -> None
         write_results(tmp_path / "2.json", {"a": 0.5, "b": 0.6}),
         write_results(tmp_path / "3.json", {"b": 0.7}),
     ]
-    results = [one for file in files for one in read_results(file, "x", {"1": ["x", "y"]})]
+    results = [one for file in files for one in read_results(file, "x", {"a/1": ["x", "y"]})]
     assert set(scores_by_form(results[:2])["x", "int8"]) == {"a", "b"}
     with pytest.raises(FrontierError, match="x in int8: two results on b differ"):
         scores_by_form(results)
@@ -159,12 +159,20 @@ def test_two_results_of_a_form_are_joined_and_must_agree(tmp_path: Path) -> None
         ("[]", None, "not a file of valence-train evaluate"),
         ("no JSON", None, "not a file of valence-train evaluate"),
         (
-            '{"model": "7", "precision": "int8", "sets": []}',
+            '{"model": "a/7", "precision": "int8", "sets": []}',
             None,
-            "'7', which is the number of 0 of the versions",
+            "'a/7', which 0 of the versions are",
         ),
-        ('{"model": "1", "precision": "int8", "sets": []}', None, "of 2 of the versions: name the model"),
-        ('{"model": "1", "precision": "int8", "sets": []}', "z", "no version is called 'z'; there are x, y"),
+        (
+            '{"model": "a/1", "precision": "int8", "sets": []}',
+            None,
+            "which 2 of the versions are: name the model",
+        ),
+        (
+            '{"model": "a/1", "precision": "int8", "sets": []}',
+            "z",
+            "no version is called 'z'; there are x, y",
+        ),
     ],
 )
 def test_results_that_fit_nothing_are_refused(
@@ -173,7 +181,7 @@ def test_results_that_fit_nothing_are_refused(
     file = tmp_path / "r.json"
     file.write_text(content)
     with pytest.raises(FrontierError, match=reason):
-        read_results(file, label, {"1": ["x", "y"]})
+        read_results(file, label, {"a/1": ["x", "y"]})
 
 
 def test_every_text_is_in_one_batch_that_a_server_would_make() -> None:
@@ -212,7 +220,8 @@ def test_real_versions_and_real_results_make_a_picture_a_table_and_figures(
     capsys.readouterr()
     out = tmp_path / "frontier"
     versions = [f"{store}/plain/1=plain", f"{store}/teacher/1=teacher"]
-    results = [f"{tmp_path}/{name}.json={name}" for name in ("plain", "teacher")]
+    # The first says itself whose results they are.
+    results = [f"{tmp_path}/plain.json", f"{tmp_path}/teacher.json=teacher"]
     assert main([*versions, "--results", *results, *QUICK, "--out", str(out)]) == EXIT_MET
     picture = (out / "frontier.png").read_bytes()
     assert picture.startswith(PNG)
@@ -220,7 +229,7 @@ def test_real_versions_and_real_results_make_a_picture_a_table_and_figures(
     record = json.loads((out / "frontier.json").read_text())
     assert record["sets"] == [measured["set"]]
     assert str(tmp_path) not in json.dumps(record)
-    assert "plain/1=plain teacher/1=teacher --results plain.json=plain" in record["command"]
+    assert "plain/1=plain teacher/1=teacher --results plain.json teacher.json=teacher" in record["command"]
     forms = {(one["label"], one["precision"]): one for one in record["forms"]}
     assert len(forms) == 4
     for one in forms.values():
@@ -248,10 +257,10 @@ def test_an_unknown_version_or_result_is_refused_and_nothing_is_written(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "frontier"
-    stray = write_results(tmp_path / "stray.json", {"a": 0.5}, model="7")
+    stray = write_results(tmp_path / "stray.json", {"a": 0.5}, model="a/7")
     for given, reason in (
         ([f"{store}/plain/3"], "version 3 is not there; there are 1"),
-        ([f"{store}/plain/1", "--results", str(stray)], "'7', which is the number of 0 of the versions"),
+        ([f"{store}/plain/1", "--results", str(stray)], "'a/7', which 0 of the versions are"),
         ([f"{store}/plain/1", "--results", f"{tmp_path}/gone.json"], "gone.json: No such file"),
         ([f"{store}/plain/1", "--note", f"{tmp_path}/gone.md"], "gone.md: No such file"),
     ):
@@ -263,7 +272,7 @@ def test_an_unknown_version_or_result_is_refused_and_nothing_is_written(
 def test_results_in_a_precision_that_has_no_file_are_left_out_aloud(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = write_results(tmp_path / "r.json", {"a": 0.5}, precision="bfloat16")
+    file = write_results(tmp_path / "r.json", {"a": 0.5}, model="plain/1", precision="bfloat16")
     options = Namespace(
         versions=[f"{store}/plain/1"],
         results=[str(file)],

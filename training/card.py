@@ -1,4 +1,4 @@
-"""Writes the model card, the README.md of a version, from its manifest. Knows nothing of models or files."""
+"""Makes the model card, the README.md of a version, from its manifest. Knows nothing of models or files."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ HOW_TORCHSCRIPT = """\
 only when its SHA-256 is the one in `manifest.json`, as the service does."""
 
 
-def write_card(manifest: Manifest, sizes: Mapping[str, int], notes: Sequence[str] = ()) -> str:
+def card_of(manifest: Manifest, sizes: Mapping[str, int], notes: Sequence[str] = ()) -> str:
     """Markdown. `sizes` are the bytes of each model file by name; `notes` are sections of their own."""
     parts = [
         f"# {manifest.name}, version {manifest.version}",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training import goals
+from training import annotate, goals
 from training.config import (
     DEFAULT_LABELS,
     ENCODERS,
@@ -77,6 +77,9 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
     _add_mix(commands.add_parser("mix", help="draw the rows of a recipe from the data sets"))
     _add_logits(commands.add_parser("logits", help="keep what a teacher says of the texts of a mix"))
     _add_card_table(commands.add_parser("card-table", help="the results of evaluate beside the goals"))
+    card = commands.add_parser("card", help="write the model card of a version anew, with notes")
+    annotate.add_arguments(card)
+    card.set_defaults(run=annotate.main)
     export = commands.add_parser("export", help="write a version of the model store from a run")
     if command == "export":
         module = importlib.import_module("training.export")

@@ -33,11 +33,12 @@ from service.store import (
 )
 from service.tokenizer import Tokenizer
 from service.warmup import check_golden_texts
+from training.annotate import read_notes
 from training.calibrate import calibration_sets
-from training.card import write_card
+from training.card import card_of
 from training.commands import commands_of
 from training.config import ConfigError
-from training.data import DataError, Example
+from training.data import Example
 from training.evaluate import read_sets
 from training.forms import FORMS, formats_of
 from training.gate import GOLDEN_TEXTS, MAX_TEXT_CHARS, Outcome, check_rows, run_gate
@@ -114,7 +115,7 @@ def export(options: argparse.Namespace) -> Path:
     formats = formats_of(options.formats)
     if options.version in versions(options.store, options.name):
         raise FileExistsError(f"{options.name} {options.version} is in the store; a version is never changed")
-    notes = [_read(path) for path in options.card]
+    notes = read_notes(options.card)
     torch.set_num_threads(options.threads)
     origin = open_origin(
         options.source,
@@ -133,7 +134,7 @@ def export(options: argparse.Namespace) -> Path:
             files = make_files(origin, formats, Path(work))
         trial = _try(options, origin, files, work=Path(work), sets=sets, dev=dev)
         sizes = {name: path.stat().st_size for name, path in files.items()}
-        card = write_card(trial, sizes, notes).encode()
+        card = card_of(trial, sizes, notes).encode()
         return write_version(options.store, trial, _content(origin, files, card))
 
 
@@ -264,10 +265,3 @@ def _source(given: str) -> Source:
     if not name.strip():
         raise argparse.ArgumentTypeError("a name is missing: NAME=LICENCE")
     return Source(name.strip(), licence.strip() or NONE_STATED)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error

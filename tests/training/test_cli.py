@@ -217,7 +217,7 @@ def test_evaluate_refuses_what_is_no_model(tmp_path: Path, capsys: pytest.Captur
     assert "neither a finished run, nor a version" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["fit"], ["evaluate", "run"], ["card-table"], ["bake"]])
+@pytest.mark.parametrize("arguments", [[], ["fit"], ["evaluate", "run"], ["card"], ["card-table"], ["bake"]])
 def test_a_command_that_is_not_whole_is_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

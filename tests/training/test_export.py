@@ -114,6 +114,50 @@ def test_the_card_shows_sources_figures_commands_and_weaknesses(exported: tuple[
             assert line.count("|") in {4, 5, 6}
 
 
+def contents(version: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in version.iterdir()}
+
+
+def test_a_card_is_written_anew_and_nothing_else_is(
+    exported: tuple[FinishedRun, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = tmp_path / "tiny" / "1"
+    shutil.copytree(exported[1] / "tiny" / "1", version)
+    before = contents(version)
+    later = tmp_path / "later.md"
+    later.write_text("## Beyond\n\nOther reviews: 0.9.\n", encoding="utf-8")
+    assert main(["card", str(version), str(later)]) == 0
+    assert str(version / "README.md") in capsys.readouterr().out
+    card = (version / "README.md").read_text(encoding="utf-8")
+    first = before["README.md"].decode()
+    assert card == first.replace("## Thanks\n\nTo all who wrote reviews.", "## Beyond\n\nOther reviews: 0.9.")
+    assert card != first
+    assert {**contents(version), "README.md": b""} == {**before, "README.md": b""}
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [("no version", "<name>/<number>"), ("no note", "cannot be read"), ("damaged", "SHA-256")],
+)
+def test_a_card_that_is_refused_stays_as_it_was(
+    exported: tuple[FinishedRun, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    case: str,
+    reason: str,
+) -> None:
+    version = tmp_path / "tiny" / "1"
+    shutil.copytree(exported[1] / "tiny" / "1", version)
+    if case == "damaged":
+        words = (version / "tokenizer.json").read_bytes()
+        (version / "tokenizer.json").write_bytes(words[:-1] + b" ")
+    before = contents(version)
+    folder = version.parent if case == "no version" else version
+    assert main(["card", str(folder), *([str(tmp_path / "gone.md")] if case == "no note" else [])]) == 2
+    assert reason in capsys.readouterr().err
+    assert contents(version) == before
+
+
 def test_a_version_is_never_written_twice(
     exported: tuple[FinishedRun, Path], rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

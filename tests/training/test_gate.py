@@ -1,6 +1,6 @@
 """A trial version goes through the gate: what it says of itself, and which files are turned away."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,8 +56,10 @@ def trial(
     )
 
 
-def pass_gate(version: Version, origin: Origin, examples: list[Example]) -> Outcome:
-    sets = {"tiny/dev": examples} if examples else {}
+def pass_gate(
+    version: Version, origin: Origin, examples: list[Example], *, more: Sequence[Example] = ()
+) -> Outcome:
+    sets = {name: rows for name, rows in (("tiny/dev", examples), ("more/dev", more)) if rows}
     return run_gate(
         version,
         traced("bert").model,
@@ -187,3 +189,12 @@ def test_too_few_rows_do_not_judge_int8() -> None:
     check_rows({"a": [Example("good", 1)] * 1500, "b": [Example("bad", 0)] * (LEAST_ROWS - 1500)})
     with pytest.raises(DataError, match="2,000"):
         check_rows({"a": [Example("good", 1)] * (LEAST_ROWS - 1)})
+
+
+def test_a_text_of_two_sets_counts_once(tmp_path: Path, origin: Origin, examples: list[Example]) -> None:
+    model = traced("bert").model
+    version = trial(tmp_path, origin, {"float32": model, "int8": model})
+    again = [Example(examples[0].text.upper(), examples[0].label), *examples[2:5]]
+    outcome = pass_gate(version, origin, examples[1:], more=again)
+    pooled = next(m for m in outcome.metrics if m.dataset == ALL_SETS)
+    assert pooled.examples == len(examples)
