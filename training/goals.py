@@ -154,7 +154,7 @@ def _behaviour(report: dict[str, Any], teacher: dict[str, Any] | None) -> list[s
                 f"{one['test']} ({one['capability']}, {one['type']})",
                 f"{one['cases']:,}",
                 _share(one["failure_rate"]),
-                "not known" if other is None else _share(other["failure_rate"]),
+                "not known" if other is None else _teachers(other, one["cases"]),
                 "" if other is None else _against_teacher(one["failure_rate"], other["failure_rate"]),
             )
         )
@@ -164,6 +164,12 @@ def _behaviour(report: dict[str, Any], teacher: dict[str, Any] | None) -> list[s
         gone = "; ".join(f"{one['test']} ({one['cases']:,}: {one['reason']})" for one in report["left_out"])
         parts.append(f"Left out: {gone}.")
     return parts
+
+
+def _teachers(other: dict[str, Any], cases: int) -> str:
+    """Its rate, and how many cases that is of where it was asked others."""
+    share = _share(other["failure_rate"])
+    return share if other["cases"] == cases else f"{share} of {other['cases']:,}"
 
 
 def _share(rate: float | None) -> str:

@@ -100,11 +100,11 @@ def test_behaviour_stands_beside_the_teachers() -> None:
         "left_out": [{"type": "MFT", "test": "neutral words", "cases": 13, "reason": "no label for them"}],
     }
     theirs = {
-        "tests": [behaviour("plain", 0.08), behaviour("hard", 0.4), behaviour("x", 0.0)],
+        "tests": [behaviour("plain", 0.08) | {"cases": 1_050}, behaviour("hard", 0.4), behaviour("x", 0.0)],
         "left_out": [],
     }
     note = card_table(results(checklist=own), results(checklist=theirs))
-    assert "| plain (Negation, MFT) | 100 | 10.0% | 8.0% | reached |" in note
+    assert "| plain (Negation, MFT) | 100 | 10.0% | 8.0% of 1,050 | reached |" in note
     assert "| hard (Negation, MFT) | 100 | 50.0% | 40.0% | **missed** |" in note
     assert "| new (Negation, MFT) | 100 | 10.0% | not known |  |" in note
     assert "| x (Negation, MFT) | 100 | – | 0.0% | no case that can fail |" in note
