@@ -5,11 +5,10 @@ python scripts/generate_docs.py --check   exit 1 and name the pages that are not
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from service.catalogue import CATALOGUE
-from service.errors import ServiceError
+from service.errors import ServiceError, with_code
 from service.settings import describe_settings, env_example
 
 ROOT = Path(__file__).parent.parent
@@ -40,8 +39,8 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         "`GET /metrics` answers the Prometheus text format, or OpenMetrics when the scraper asks for it.",
-        "Every series exists from the start at 0. Beside these stand the `process_` and `python_` metrics of",
-        "the Prometheus client.",
+        "Every counter and histogram exists from the start at 0, those with a label of the model once it is",
+        "loaded. Beside these stand the `process_` and `python_` metrics of the Prometheus client.",
         "",
         "| metric | type | labels | what it says |",
         "|---|---|---|---|",
@@ -51,13 +50,6 @@ def metrics_page() -> str:
         for metric in CATALOGUE
     ]
     return MADE.format(source="service/catalogue.py") + "\n".join(lines) + "\n"
-
-
-def tree(error: type[ServiceError]) -> Iterator[type[ServiceError]]:
-    """An error class and all below it, depth first."""
-    yield error
-    for child in error.__subclasses__():
-        yield from tree(child)
 
 
 def errors_page() -> str:
@@ -77,7 +69,7 @@ def errors_page() -> str:
         "| status | code | what happened |",
         "|---|---|---|",
     ]
-    rows = {(error.status, error.code): error.default_detail for error in tree(ServiceError)}
+    rows = {(error.status, error.code): error.default_detail for error in with_code(ServiceError)}
     lines += [f"| {status} | `{code}` | {detail} |" for (status, code), detail in sorted(rows.items())]
     return MADE.format(source="service/errors.py") + "\n".join(lines) + "\n"
 

@@ -4,8 +4,6 @@ Errors are raised where they are known and answered elsewhere: no route has a `t
 batching, engines or sockets.
 """
 
-import asyncio
-
 import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -19,7 +17,7 @@ from service.life import Life
 from service.loading import ModelDescription
 from service.manifest import form
 from service.schemas import read_request, refuse_too_many
-from service.store import Listing, list_models
+from service.store import Listing
 from service.wire import outcome_entry, server_timing
 
 JSON = "application/json"
@@ -128,7 +126,7 @@ class Api:
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002
         """The versions in the model store, and which of them answers."""
-        listings = await asyncio.to_thread(list_models, self._life.settings.model_store)
+        listings = await self._life.store_list.read()
         served = self._life.predictor.description
         return Response(
             orjson.dumps({"models": [describe(one, served) for one in listings]}), media_type=JSON

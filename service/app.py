@@ -19,7 +19,7 @@ from service import engines
 from service.access import Access, Keys, open_keys, open_paths
 from service.api import JSON, Api, PlainRoute
 from service.body_limit import BodyLimit
-from service.errors import NotFound
+from service.errors import DeadlineExceeded, NotFound
 from service.life import Life
 from service.loading import OpenEngine
 from service.metrics import Metrics, service_version
@@ -150,7 +150,10 @@ def add_routes(app: FastAPI, api: Api) -> None:
     app.add_api_route("/health", api.health, response_model=Health, responses=unready)
     app.add_api_route("/metrics", api.metrics, response_class=PlainTextResponse, responses={200: OPENMETRICS})
     app.add_api_route(
-        "/models", api.models, response_model=ModelList, responses=error_responses(SMALL_ERRORS)
+        "/models",
+        api.models,
+        response_model=ModelList,
+        responses=error_responses((*SMALL_ERRORS, DeadlineExceeded)),
     )
 
 

@@ -283,7 +283,7 @@ class Batcher(Generic[T, R]):
         """A defect: the queue can no longer be trusted. Everybody is told, now and at each `submit`."""
         if self._dead is None:
             self._dead = cause
-            log.critical("the batcher is dead: %s", type(cause).__name__)
+            log.critical("the batcher is dead", exc_info=cause)
         self._room = WaitingRoom(self._limits)
         for answer in list(self._open):
             self._fail(answer, chained(EngineDead(), cause))

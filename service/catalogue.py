@@ -14,7 +14,7 @@ ROUTE_STATUSES: dict[str, tuple[int, ...]] = {
     "/health/live": _GET,
     "/health/ready": (*_GET, 503),
     "/metrics": _CLOSABLE,
-    "/models": _CLOSABLE,
+    "/models": (*_CLOSABLE, 504),
     "/docs": _CLOSABLE,
     "/openapi.json": _CLOSABLE,
     OTHER_ROUTE: (401, 404, 413, 500),

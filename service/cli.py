@@ -6,14 +6,17 @@ Knows nothing of routes or engines; answers go to standard output, logs and erro
 import argparse
 import asyncio
 import logging
+import math
 import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from itertools import islice
+from typing import Annotated
 
 import orjson
+from pydantic import TypeAdapter
 
 from service.core import Prediction
 from service.engines import open_engine
@@ -119,7 +122,8 @@ def _run(asked: argparse.Namespace, settings: Settings) -> int:
         return serve(settings)
     if asked.command == "predict":
         # What is not UTF-8 becomes lone surrogates, which are refused in their place.
-        lines = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in sys.stdin.buffer)
+        given = sys.stdin.buffer if sys.stdin is not None else ()  # none, where it is closed
+        lines = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in given)
         return asyncio.run(_predict(settings, asked.texts or lines, asked))
     if asked.command == "check":
         return asyncio.run(_check(settings))
@@ -134,7 +138,8 @@ async def _predict(settings: Settings, texts: Iterable[str], asked: argparse.Nam
     async with _started(settings) as (predictor, model):
         # A few batches at a time: the input may be longer than the memory, and the queue has an end.
         for chunk in _chunks(texts, min(settings.max_texts, settings.max_batch_items * _BATCHES_AT_A_TIME)):
-            answer = await predictor.predict(chunk, truncate=request.truncate)
+            # Whoever gives a file waits for all of it, however long its texts are.
+            answer = await predictor.predict(chunk, truncate=request.truncate, timeout_s=math.inf)
             for one in answer.outcomes:
                 failed = failed or not isinstance(one, Prediction)
                 print(orjson.dumps(outcome_entry(model.labels, one, request)).decode(), flush=True)
@@ -156,7 +161,9 @@ def _tune(settings: Settings) -> int:
 
 def _seconds(text: str) -> dict[str, float]:
     """The setting that the option stands for, within its bounds. ValueError: it is outside of them."""
-    return {"tuning_s": Settings(tuning_s=float(text)).tuning_s}
+    # Of all settings this one alone: what is wrong with the others is told when they are read.
+    bounded: TypeAdapter[float] = TypeAdapter(Annotated[float, Settings.model_fields["tuning_s"]])
+    return {"tuning_s": bounded.validate_python(float(text))}
 
 
 def _models(settings: Settings) -> int:

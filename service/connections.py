@@ -79,7 +79,10 @@ class BoundedConnection(ReadConnection):
             transport.abort()
         elif self._crowded:
             giving_way.add(self.transport)
-        # uvicorn waits for ever for the first byte.
+        self._bound_silence()  # uvicorn waits for ever for the first byte
+
+    def _bound_silence(self) -> None:
+        self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
@@ -193,7 +196,7 @@ class BoundedConnection(ReadConnection):
         if self._put_off is not None and self._answering is not None and self._answering.response_complete:
             self._write_refusal(self._put_off)
         if self.transport.mid_request:
-            self._unset_keepalive_if_required()  # the next request has begun, and has a timer of its own
+            self._unset_keepalive_if_required()  # what is read now has a timer of its own
         if self.flow:
             self.loop.call_soon(self._read_on)
 
@@ -221,6 +224,9 @@ class BoundedConnection(ReadConnection):
         self.transport.mid_request = False
         if not self._asks_to_upgrade():
             super().on_message_complete()
+            # Answered before it was whole: nothing else will say that the next request is waited for.
+            if self.cycle.response_complete and not self.transport.is_closing():
+                self._bound_silence()
 
     def _bound_head(self) -> None:
         head_bytes = len(self.parser.get_method()) + len(self.url) + _AROUND_URL

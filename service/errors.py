@@ -28,6 +28,7 @@
 Knows nothing of requests, responses or JSON. No message may repeat the caller's text.
 """
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -56,6 +57,14 @@ class ServiceError(Exception):
         until a full collection.
         """
         self.__traceback__ = self.__context__ = self.__cause__ = None
+
+
+def with_code(base: type[ServiceError]) -> Iterator[type[ServiceError]]:
+    """An error class and all below it, depth first, that have a code of their own; the others group them."""
+    if "code" in vars(base):
+        yield base
+    for child in base.__subclasses__():
+        yield from with_code(child)
 
 
 class BadRequest(ServiceError):
@@ -121,9 +130,7 @@ class Unprocessable(ServiceError):
 
 
 class TextRefused(Unprocessable):
-    code = "text_refused"
-    title = "Text refused"
-    default_detail = "The text cannot be predicted."
+    """This text cannot be predicted. Its children say why, and have the codes."""
 
 
 class TextEmpty(TextRefused):
@@ -164,10 +171,9 @@ class EngineFailed(InternalError):
 
 
 class Unavailable(ServiceError):
+    """The service cannot answer now. Its children say why, and have the codes."""
+
     status = 503
-    code = "unavailable"
-    title = "Unavailable"
-    default_detail = "The service cannot answer now."
 
     def __init__(self, detail: str | None = None, *, retry_after_s: int | None = 1) -> None:
         super().__init__(detail, retry_after_s=retry_after_s)

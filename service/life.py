@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from service.errors import StartupError, Stopping
+from service.listing import StoreList
 from service.logs import log_event
 from service.metrics import Metrics
 from service.predictor import Predictor
@@ -46,8 +47,10 @@ class Life:
         self.metrics = metrics
         self.predictor = predictor
         self.tracer = tracer
+        self.store_list = StoreList(settings.model_store, timeout_s=settings.request_timeout_s)
         self.phase = Phase.SERVING
         self._stop_by_s = 0.0
+        self._end: asyncio.Task[None] | None = None
         self.started: asyncio.Future[str | None]
         metrics.watch_ready(lambda: self.unready_reason() is None)
 
@@ -80,6 +83,8 @@ class Life:
         """Refuse what was accepted and has no answer yet; the end comes at once."""
         self._stop_by_s = 0.0
         await self.predictor.stop(0)
+        if self._end is not None:
+            self._end.cancel()  # it may wait for a call that does not come back
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -96,7 +101,12 @@ class Life:
             lag.stop()
             start.cancel()
             await asyncio.gather(start, return_exceptions=True)
-            await self.predictor.stop(max(0.0, self._stop_by_s - time.monotonic()))
+            self.store_list.close()
+            left_s = max(0.0, self._stop_by_s - time.monotonic())
+            self._end = asyncio.create_task(self.predictor.stop(left_s))
+            await asyncio.wait([self._end])
+            if not self._end.cancelled():
+                self._end.result()
             if self.tracer is not None:
                 left_s = max(0.0, self._stop_by_s - time.monotonic())
                 await asyncio.to_thread(self.tracer.close, min(left_s, FLUSH_S))
@@ -104,8 +114,8 @@ class Life:
     async def _start(self) -> None:
         try:
             await self.predictor.start()
-            # Routes that read files do so in this thread: later there may be no room for another.
-            await asyncio.to_thread(time.monotonic)
+            await self.store_list.start()
+            await asyncio.to_thread(time.monotonic)  # the thread that makes `/docs`, for the same reason
         except StartupError as error:
             self._fail(str(error))
         except Exception as error:  # noqa: BLE001 - a defect must end the process, not leave it half started

@@ -7,7 +7,7 @@ loop. Nothing is global: each `Metrics` has a registry of its own.
 
 import platform
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry
@@ -18,7 +18,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from service.catalogue import CATALOGUE, ROUTE_STATUSES, STAGES, TIMED_ROUTES, MetricDescription
-from service.errors import ServiceError, TextRefused
+from service.errors import ServiceError, TextRefused, with_code
 from service.load import Load
 from service.quota import Throttling
 from service.tallies import Histogram, Histograms, Number, Numbers
@@ -79,7 +79,7 @@ class Metrics:
             for status in statuses:
                 self._bind_answer(route, status)
         refusals = self._numbers("valence_refusals_total")
-        self._refusals = {code: refusals.series(code) for code in _error_codes(ServiceError)}
+        self._refusals = {one.code: refusals.series(one.code) for one in with_code(ServiceError)}
 
     def _bind_answer(self, route: str, status: int) -> tuple[Number, Histogram | None]:
         requests = self._numbers("valence_http_requests_total").series(route, str(status))
@@ -95,7 +95,8 @@ class Metrics:
         self._stages = {name: stage.series(name) for name in STAGES}
         errors = self._numbers("valence_text_errors_total")
         self._text_errors = {
-            code: errors.series(code) for code in (*_error_codes(TextRefused), "engine_failed")
+            code: errors.series(code)
+            for code in (*(one.code for one in with_code(TextRefused)), "engine_failed")
         }
         self._text_tokens = self._histograms("valence_text_tokens").series()
         self._truncated = self._numbers("valence_texts_truncated_total").series()
@@ -249,12 +250,6 @@ class Metrics:
 
     def _set(self, name: str, value: float) -> None:
         self._numbers(name).series().value = value
-
-
-def _error_codes(base: type[ServiceError]) -> Iterator[str]:
-    yield base.code
-    for child in base.__subclasses__():
-        yield from _error_codes(child)
 
 
 def service_version() -> str:

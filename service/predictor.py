@@ -11,17 +11,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from service import engines
-from service.batcher import Batcher, Limits, Outcome
+from service.batcher import Batcher, Limits
 from service.cache import Cache, TextOutcome
 from service.classifier import Classifier, Result, Traced
 from service.core import Encoding, Prediction, Timings
-from service.errors import EngineFailed, NotReady, StartupError, Stopping
+from service.errors import EngineFailed, NotReady, ServiceError, StartupError, Stopping
 from service.loading import LoadedModel, ModelDescription, OpenEngine, load_in_thread
 from service.logs import log_event
 from service.metrics import Metrics
+from service.pulse import Pulse
+from service.results import result_of, timings_of, traced_result_of
 from service.settings import Settings
 from service.tracing import Spans
 
@@ -68,6 +70,7 @@ class Predictor:
     ) -> None:
         self._settings = settings
         self._traced = traced
+        self._result_of = traced_result_of if traced else result_of
         self._metrics = metrics
         self._open_engine = open_engine
         self._state = _State.STARTING
@@ -76,6 +79,7 @@ class Predictor:
         self._model: LoadedModel | None = None
         self._batcher: _Batcher | None = None
         self._cache: Cache | None = None
+        self._pulse = Pulse(self._ask_engine)
         self.description: ModelDescription | None = None
 
     async def start(self) -> None:
@@ -108,6 +112,7 @@ class Predictor:
     async def stop(self, timeout_s: float) -> None:
         """Take no more, answer what was accepted within `timeout_s`, free everything. Safe to call twice."""
         self._state = _State.STOPPING
+        self._pulse.stop()
         if self._batcher is not None:
             await self._batcher.close(timeout_s)
         if self._model is not None:
@@ -125,7 +130,7 @@ class Predictor:
             return "the batcher is dead"
         if now.longest_run_s > self._settings.request_timeout_s:
             return f"a batch has been running for {now.longest_run_s:.0f} s"
-        return None
+        return "the engine fails" if self._pulse.failing else None
 
     async def predict(
         self,
@@ -187,13 +192,27 @@ class Predictor:
             spans.ran(answers, [one.value.batch for one in answers if isinstance(one.value, Traced)])
         for one in good:
             self._metrics.text_read(tokens=len(one), truncated=one.truncated, unknown=one.unknown)
-        timings = _timings(tokenize_s, answers)
+        timings = timings_of(tokenize_s, answers)
         if answers:
             self._metrics.stage("queue", timings.queue_s)
             self._metrics.stage("infer", timings.infer_s)
 
-        results = map(_traced_result if self._traced else _result, answers)
-        return [next(results) if isinstance(one, Encoding) else one for one in encodings], timings
+        results = list(map(self._result_of, answers))
+        self._pulse.heard(results)
+        said = iter(results)
+        return [next(said) if isinstance(one, Encoding) else one for one in encodings], timings
+
+    async def _ask_engine(self) -> bool | None:
+        """Whether the engine predicts a golden text, as it did at the start; None: nobody can tell."""
+        try:
+            model, batcher = self._ready()
+            known = min(model.manifest.golden_texts, key=lambda golden: len(golden.text))
+            one = model.tokenizer.encode(known.text)
+            deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_s
+            [answer] = await batcher.submit([one], [len(one)], deadline=deadline)
+        except ServiceError:
+            return None
+        return isinstance(self._result_of(answer), Prediction)
 
     def _tell(self, doing: str) -> None:
         """What a start is at; called by the thread that loads."""
@@ -277,24 +296,3 @@ class Predictor:
         )
         log_event(logger, logging.INFO, "ready", **asdict(model))
         self.description = model
-
-
-def _result(outcome: Outcome[Any]) -> Result:
-    """What the lane gave for a text, or the error of the batcher in its place."""
-    if outcome.error is not None:
-        return outcome.error
-    value: Result | None = outcome.value
-    return value if value is not None else EngineFailed()
-
-
-def _traced_result(outcome: Outcome[Any]) -> Result:
-    """The same, of a lane that says which batch it was."""
-    value: Traced | None = outcome.value
-    return _result(outcome) if value is None else value.result
-
-
-def _timings(tokenize_s: float, outcomes: Sequence[Outcome[Result | Traced]]) -> Timings:
-    if not outcomes:
-        return Timings(tokenize_s)
-    last = max(outcomes, key=lambda outcome: outcome.queue_s + outcome.run_s)
-    return Timings(tokenize_s, last.queue_s, last.run_s)

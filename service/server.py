@@ -25,6 +25,7 @@ from service.connections import RESERVED_CONNECTIONS, BoundedConfig
 from service.errors import StartupError
 from service.lanes import LANE
 from service.life import Life
+from service.listing import LISTING
 from service.loading import LOADING, OpenEngine
 from service.logs import gathered, log_event
 from service.metrics import service_version
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 def serve(settings: Settings, *, open_engine: OpenEngine = engines.open_engine) -> int:
-    """Serve until a signal ends it. Ends the process itself when a lane does not come back.
+    """Serve until a signal ends it. Ends the process itself when a lane or the store does not come back.
 
     Returns:
         The exit code: 0 after a signal, 1 when the service could not start.
@@ -60,7 +61,7 @@ def serve(settings: Settings, *, open_engine: OpenEngine = engines.open_engine) 
     server = Server(make_config(app, settings), life_of(app), url=url)
     server.run(sockets)
     log_event(logger, logging.INFO, "stopped", exit_code=server.exit_code)
-    if any(thread.name.startswith((LANE, LOADING)) for thread in threading.enumerate()):
+    if any(thread.name.startswith((LANE, LOADING, LISTING)) for thread in threading.enumerate()):
         # The interpreter's own end would pull the engine away under the call, which aborts the process.
         logging.shutdown()
         os._exit(server.exit_code)

@@ -9,7 +9,6 @@ import signal
 import sys
 
 SERVE = "serve"
-INTERRUPTED = 130
 
 _STANDARD_ERROR = 2
 
@@ -23,6 +22,9 @@ def main() -> int:
                 signal.signal(number, _ended)
     else:
         signal.signal(signal.SIGINT, _interrupted)
+        if os.getpid() == 1:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, _interrupted)
     from service.cli import main as run  # noqa: PLC0415 - it imports the rest
 
     return run()
@@ -33,10 +35,10 @@ def _ended(_number: int, _frame: object) -> None:
     os._exit(0)
 
 
-def _interrupted(_number: int, _frame: object) -> None:
+def _interrupted(number: int, _frame: object) -> None:
     """End at once: a model file that never comes back from loading would hold every other end.
 
     Nothing is lost: each line of output was sent as it was made.
     """
     os.write(_STANDARD_ERROR, b"valence: interrupted\n")
-    os._exit(INTERRUPTED)
+    os._exit(128 + number)  # as a shell says it

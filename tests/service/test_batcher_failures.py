@@ -336,6 +336,27 @@ async def test_p08_when_the_queue_itself_dies_everybody_is_told() -> None:
     assert "new" not in engine.seen
 
 
+def test_p08_the_log_has_what_the_queue_died_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        engine = Engine()
+        poison = Poison(7)
+        async with running(engine, limits=Limits(max_batch_items=1)) as batcher:
+            first = send(batcher, "first")
+            await engine.entered(1)
+            poisoned = asyncio.create_task(batcher.submit(["poisoned"], [poison]))
+            await turns()
+            poison.armed = True
+            engine.let_through(1)
+            with pytest.raises(EngineDead):
+                await poisoned
+            await asyncio.gather(first, return_exceptions=True)
+
+    run_on(asyncio.new_event_loop, test)
+    [record] = [one for one in caplog.records if one.getMessage() == "the batcher is dead"]
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ArithmeticError
+
+
 @on_each_loop
 async def test_p08_each_waiter_is_told_by_an_error_of_his_own() -> None:
     engine = Engine()

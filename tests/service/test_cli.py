@@ -106,10 +106,37 @@ def test_predict_stops_quietly_when_nobody_reads_on(store: Path) -> None:
     assert (process.returncode, complaint) == (1, b"")
 
 
-def test_predict_says_so_when_there_is_no_time(store: Path) -> None:
-    ran = valence("predict", "good", model_store=store, request_timeout_s=1e-9)
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr == "valence: The deadline passed before the answer was ready.\n"
+def test_predict_takes_the_time_that_a_file_needs(store: Path) -> None:
+    """A deadline is for callers who wait."""
+    ran = valence("predict", stdin=b"good\nbad", model_store=store, request_timeout_s=1e-9)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert [one["label"] for one in objects(ran)] == ["positive", "negative"]
+
+
+def test_predict_needs_no_standard_input_for_texts_that_are_given(store: Path) -> None:
+    command = 'exec "$0" -m service predict "$@" <&-'
+    for texts, labels in (["good", "bad"], ["positive", "negative"]), ([], []):
+        ran = subprocess.run(
+            ["/bin/sh", "-c", command, sys.executable, *texts],
+            cwd=ROOT,
+            env=environment(model_store=store),
+            capture_output=True,
+            timeout=SAFETY_S,
+            check=False,
+        )
+        assert (ran.returncode, ran.stderr) == (0, b"")
+        assert [json.loads(line)["label"] for line in ran.stdout.splitlines()] == labels
+
+
+def test_tune_tells_of_the_setting_that_is_wrong(store: Path) -> None:
+    """And not of its own option, which is right."""
+    ran = valence("tune", "--seconds", "5", model_store=store, lanes=0)
+    assert ran.returncode == 2
+    assert "VALENCE_LANES" in ran.stderr
+    assert "--seconds" not in ran.stderr
+    ran = valence("tune", "--seconds", "0", model_store=store)
+    assert ran.returncode == 2
+    assert "--seconds" in ran.stderr
 
 
 # --- check and models

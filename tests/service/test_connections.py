@@ -287,3 +287,30 @@ def test_who_has_asked_gives_way_to_nobody() -> None:
                 await one.read(lambda: one.got.endswith(b"<0>"))  # noqa: B023 - called at once
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [[b"12345"], [b"123", b"45"], [b"12345", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"]],
+    ids=["whole", "in two", "and another"],
+)
+def test_who_was_answered_before_the_body_came_is_not_waited_for_any_longer(pieces: list[bytes]) -> None:
+    async def refuses(scope: Any, receive: Any, send: Any) -> None:
+        await send(start(2))
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async def test() -> None:
+        async with talking(refuses, keep_alive_s=400) as talk:
+            await talk.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
+            await talk.read(lambda: talk.got.endswith(b"no"))
+            for piece in pieces:
+                await talk.loop.put_forward(200)  # within the time
+                await talk.send(piece)
+                await talk.loop.settle()
+            await talk.read(lambda: talk.got.count(b"no") == 1 + (len(pieces[-1]) > 5))
+            await talk.loop.put_forward(200)
+            assert talk.state.connections
+            await talk.loop.put_forward(201)
+            await talk.read_to_the_end()
+
+    run(test)

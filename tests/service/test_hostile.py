@@ -309,6 +309,16 @@ def test_a_length_that_lies(server: Server) -> None:
         assert MARKER.encode() not in answer
 
 
+def test_zeros_before_a_length_change_nothing(server: Server) -> None:
+    """More of them than Python reads as a number."""
+    body = b'{"inputs": "good"}'
+    head = b"connection: close\r\ncontent-length: " + b"0" * 5000 + b"%d\r\n\r\n"
+    answer = send_until_refused(server, head % len(body), iter([body]))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"positive"' in answer
+    assert send_until_refused(server, head % 200_000_000, iter([body])).startswith(b"HTTP/1.1 413 ")
+
+
 def test_headers_that_are_odd(server: Server, client: httpx.Client) -> None:
     response = client.post(
         "/predict?xyzzy=xyzzy",

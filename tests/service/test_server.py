@@ -382,6 +382,23 @@ def test_a_load_that_never_comes_back_does_not_hold_the_end(store: Path) -> None
         assert server.events("stopped")
 
 
+def test_a_store_that_does_not_answer_holds_neither_a_caller_nor_the_end(store: Path) -> None:
+    """Nor a second caller, nor the pages that another thread makes."""
+    settings = {"model_store": store, "device": "cpu", "request_timeout_s": 1.0}
+    with (
+        starting(module=["tests.service.hung_store"], **settings) as server,
+        httpx.Client(base_url=server.url, timeout=SAFETY_S, trust_env=False) as client,
+    ):
+        server.event("ready on ")
+        for _ in range(2):
+            late = client.get("/models")
+            assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+        assert client.get("/openapi.json").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert server.events("stopped")
+
+
 def is_live(url: str) -> bool:
     """Where there are too many connections a new one is closed at once."""
     try:
@@ -418,15 +435,19 @@ def test_a_signal_before_the_server_is_there_ends_with_0(
         process.kill()
 
 
-def test_the_first_process_of_a_container_hears_a_signal_while_modules_load(store: Path) -> None:
+@pytest.mark.parametrize(("command", "code"), [("serve", 0), ("predict", 128 + signal.SIGTERM)])
+def test_the_first_process_of_a_container_hears_a_signal_while_modules_load(
+    store: Path, command: str, code: int
+) -> None:
     """It is not ended by one for which it has no handler."""
     unshare = [shutil.which("unshare") or "unshare", "--pid", "--fork"]
     if subprocess.run([*unshare, sys.executable, "-c", ""], capture_output=True, check=False).returncode:
         pytest.skip("a namespace of processes may not be made here")
     process = subprocess.Popen(
-        [*unshare, sys.executable, "-v", "-m", "service", "serve"],
+        [*unshare, sys.executable, "-v", "-m", "service", command],
         env=environment(port=0, model_store=store),
         cwd=ROOT,
+        stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     try:
@@ -435,7 +456,7 @@ def test_the_first_process_of_a_container_hears_a_signal_while_modules_load(stor
         [first] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(first), signal.SIGTERM)
         process.communicate(timeout=SAFETY_S)
-        assert process.returncode == 0
+        assert process.returncode == code
     finally:
         process.kill()
 
@@ -510,6 +531,22 @@ def test_a_lane_that_is_left_behind_does_not_abort_the_process(store: Path, pool
         assert refused.result(SAFETY_S).status_code == 503
         assert server.wait() == 0
         assert server.events("stopped")
+
+
+def test_a_second_signal_ends_the_wait_for_a_call_that_hangs(store: Path) -> None:
+    """Its client has left already: nothing is open, and the end waits for the lane alone."""
+    opener = Opener()
+    settings: dict[str, Any] = {"model_store": store, "lanes": 1, "stop_timeout_s": 600}
+    with local_server(open_engine=opener, **settings) as server, server.client() as client:
+        opener.engine.gate.clear()
+        late = client.post("/predict", json={"inputs": "good"}, headers={"x-request-timeout": "0.1"})
+        assert late.status_code == 504
+        client.close()
+        server.ask_to_stop()
+        eventually(lambda: server.life.predictor.unready_reason() == "stopping", "the end waits for the lane")
+        server.ask_to_stop()
+        assert server.wait() == 0
+        opener.engine.gate.set()
 
 
 def in_flight(server: LocalServer) -> float:
