@@ -13,7 +13,7 @@
 #   make card    write what was measured into that version's card     (NOTES="more.md ..." adds sections)
 #   make docs    write the generated pages anew
 #   make constraints   renew constraints.txt from the newest releases
-#   make clean   remove environments and caches; runs/ and model_store/ stay
+#   make clean   remove environments and caches, and .cache with its reports, bases and images; runs/ and model_store/ stay
 
 PYTHON ?= python3
 SERVE_VENV := .venv-serve

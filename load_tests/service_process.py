@@ -19,8 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
-
 ROOT = Path(__file__).parent.parent
 SERVE = ("-m", "service", "serve")
 START_S = 120.0  # a busy machine loads slowly; a start that takes longer has failed
@@ -153,7 +151,9 @@ class ServiceProcess:
         return self._process
 
     def footprint(self) -> Footprint:
-        """What it holds now."""
+        """What it holds now. Needs the extra dev."""
+        import psutil  # noqa: PLC0415 - scripts/gpu_check starts services without it
+
         process = psutil.Process(self.pid)
         with process.oneshot():
             times = process.cpu_times()

@@ -13,7 +13,10 @@ from service.store import list_models
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "load_tests/**/*.md", "model_store/**/*.md", "tests/**/*.md")
+    for pattern in (
+        "*.md",
+        *(f"{folder}/**/*.md" for folder in ("docs", "load_tests", "model_store", "tests", "training")),
+    )
     for path in ROOT.glob(pattern)
 )
 

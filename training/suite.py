@@ -1,6 +1,6 @@
 """The sets that a sentiment classifier of two labels is judged on, and how their files are read.
 
-Knows nothing of models. Where the sets come from, and who must not train on them, stands beside them.
+Knows nothing of models. Where the sets come from and what each is for: `training/recipes/README.md`.
 """
 
 from dataclasses import dataclass
