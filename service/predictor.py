@@ -229,8 +229,8 @@ class Predictor:
         failed = []
         for outcome in outcomes:
             if isinstance(outcome, Prediction):
-                best = max(outcome.scores)
-                self._metrics.predicted(labels[outcome.scores.index(best)], best)
+                best = outcome.logits.index(max(outcome.logits))
+                self._metrics.predicted(labels[best], outcome.scores[best])
                 continue
             self._metrics.text_failed(outcome.code)
             if isinstance(outcome, EngineFailed):

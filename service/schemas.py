@@ -179,6 +179,8 @@ def _read_with_surrogates(body: bytes, max_texts: int) -> PredictRequest:
         raise TextInvalid from None
     if not isinstance(value, dict) or not isinstance(value.get("inputs"), list):
         raise TextInvalid from None
+    if len(value) > len(PredictRequest.model_fields):
+        raise Unprocessable(_UNKNOWN_FIELD)  # before 200,000 of them are copied and looked at
     texts = value["inputs"]
     refuse_too_many(len(texts), max_texts)  # before each is looked at: that may take a third of a second
     bad = {place for place, text in enumerate(texts) if isinstance(text, str) and not is_unicode(text)}

@@ -20,7 +20,8 @@ def outcome_entry(
     if isinstance(outcome, ServiceError):
         return {"error": {"code": outcome.code, "detail": outcome.detail}}
     values = outcome.logits if asked.raw_scores else outcome.scores
-    order = sorted(range(len(labels)), key=values.__getitem__, reverse=True)
+    # By logits: two probabilities may both be 1 where these differ.
+    order = sorted(range(len(labels)), key=outcome.logits.__getitem__, reverse=True)
     best = order[0]
     return {
         "label": labels[best],
