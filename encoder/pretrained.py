@@ -4,16 +4,12 @@ Strict: each tensor of the file has its place, each place its tensor, in the rig
 named. Knows nothing of transformers (the library), tokenizers, training or serving.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from encoder.config import EncoderConfig, Head
@@ -226,25 +222,6 @@ def read_config(config: Mapping[str, Any], *, norm_first: bool = False) -> Encod
         raise PretrainedError(f"the configuration does not say {error.args[0]}") from error
     except (TypeError, ValueError) as error:
         raise PretrainedError(f"the configuration makes no sense: {error}") from error
-
-
-def load_pretrained(folder: Path, *, norm_first: bool = False) -> SequenceClassifier:
-    """The classifier of a folder with config.json and model.safetensors, in float32, without dropout.
-
-    Raises:
-        PretrainedError: see `read_config` and `from_checkpoint`, or a file is missing or damaged.
-    """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tensors = load_file(folder / "model.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise PretrainedError(f"{folder}: cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise PretrainedError(f"{folder}: config.json is no object")
-    try:
-        return from_checkpoint(config, tensors, norm_first=norm_first).eval()
-    except PretrainedError as error:
-        raise PretrainedError(f"{folder}: {error}") from error
 
 
 def from_checkpoint(

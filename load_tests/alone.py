@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from load_tests.chosen import chosen_version
 from service.core import Encoding, TokenBatch
@@ -51,21 +52,27 @@ class _Calls:
 
 
 class Alone:
-    """The default version, with the engine, precision, lanes and threads that a server takes. `close` it."""
+    """A version, with the engine, precision, lanes and threads that a server takes. `close` it."""
 
-    def __init__(self) -> None:
-        """Load it. StartupError: as the service."""
+    def __init__(
+        self, folder: Path | None = None, *, precision: str = "auto", lanes: int | None = None
+    ) -> None:
+        """Load the version in this folder, or the one that is served. StartupError: as the service.
+
+        Args:
+            lanes: instead of those that a server takes, so many of one thread each.
+        """
         settings = Settings.model_construct()
-        version = chosen_version()
+        version = chosen_version(folder)
         manifest = version.manifest
         self._tokenizer = Tokenizer.load(
             version.read(manifest.tokenizer),
             max_tokens=manifest.max_tokens,
             max_text_chars=settings.max_text_chars,
         )
-        plan = plan_lanes(cpu_quota(), None, None)
+        plan = plan_lanes(cpu_quota(), lanes, None if lanes is None else 1)
         self.lanes = plan.lanes
-        options = EngineOptions(lanes=plan.lanes, threads_per_lane=plan.threads_per_lane)
+        options = EngineOptions(precision=precision, lanes=plan.lanes, threads_per_lane=plan.threads_per_lane)
         self._engine = open_engine(version, options)
         self.about = (
             f"{self._engine.name} {self._engine.precision}, {plan.lanes} × {plan.threads_per_lane} threads"

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import onnxruntime
 
+from load_tests import alone
 from load_tests.chosen import chosen_version
 from load_tests.neighbours import ready_made_int8
 from load_tests.texts import reviews, sentences, source
@@ -116,17 +117,12 @@ def _shape(version: Version) -> ModelShape:
 
 def plans(texts: Sequence[Encoding]) -> dict[str, list[TokenBatch]]:
     """The ways to batch texts."""
-    ordered = sorted(texts, key=len)
     return {
-        "one by one": _batches(texts, 1),
-        "FIFO, 16": _batches(texts, 16),
-        "by length, 8": _batches(ordered, 8),
-        "by length, 32": _batches(ordered, 32),
+        "one by one": alone.batches(texts, 1),
+        "FIFO, 16": [TokenBatch.of(texts[start : start + 16]) for start in range(0, len(texts), 16)],
+        "by length, 8": alone.batches(texts, 8),
+        "by length, 32": alone.batches(texts, 32),
     }
-
-
-def _batches(texts: Sequence[Encoding], items: int) -> list[TokenBatch]:
-    return [TokenBatch.of(texts[start : start + items]) for start in range(0, len(texts), items)]
 
 
 def spent_s(subject: Subject, batches: Sequence[TokenBatch]) -> tuple[float, float]:

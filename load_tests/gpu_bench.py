@@ -9,7 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from load_tests import driven
+from load_tests import alone, driven
 from load_tests.compare import wrk
 from load_tests.service_process import ServiceProcess
 from service.core import Encoding, TokenBatch
@@ -32,12 +32,9 @@ class Figure:
 
 def bench(engine: Engine, name: str, texts: Sequence[Encoding], *, seconds: float) -> Iterator[Figure]:
     """One by one, then by length in 8, 32 and 128; each plan for about so many seconds, from one caller."""
-    ordered = sorted(texts, key=len)
     for items in (1, *BY_LENGTH):
-        source = texts if items == 1 else ordered
-        batches = [TokenBatch.of(source[at : at + items]) for at in range(0, len(source), items)]
         plan = "one by one" if items == 1 else f"by length, {items}"
-        yield _time(engine, batches, names=(name, plan), seconds=seconds)
+        yield _time(engine, alone.batches(texts, items), names=(name, plan), seconds=seconds)
 
 
 def _time(engine: Engine, batches: Sequence[TokenBatch], *, names: tuple[str, str], seconds: float) -> Figure:

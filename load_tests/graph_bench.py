@@ -20,7 +20,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+from load_tests import alone
 from load_tests.chosen import chosen_version
+from load_tests.texts import sentences, source
 from service.core import Encoding, TokenBatch
 from service.engines import EngineOptions, ModelShape
 from service.engines.onnx import OnnxEngine
@@ -47,10 +49,10 @@ def main() -> None:
         name: _engine(graph, shape=shape, int8=options.int8)
         for name, graph in _graphs(library, shape.max_tokens, tidied_only=options.int8).items()
     }
-    plans = {"one by one": [[text] for text in texts], "by length, 8": _by_length(texts, 8)}
+    plans = {"one by one": alone.batches(texts, 1), "by length, 8": alone.batches(texts, 8)}
     print(
         f"{platform.machine()}, {os.cpu_count()} cores,"
-        f" onnxruntime {onnxruntime.__version__}, torch {torch.__version__}"
+        f" onnxruntime {onnxruntime.__version__}, torch {torch.__version__}; {len(texts)} texts: {source()}"
     )
     for plan, batches in plans.items():
         best = dict.fromkeys(engines, np.inf)
@@ -82,20 +84,12 @@ def _engine(graph: ir.Model, *, shape: ModelShape, int8: bool) -> OnnxEngine:
 
 def _texts(version: Path, count: int) -> list[Encoding]:
     tokenizer = Tokenizer.from_file(str(version / "tokenizer.json"))
-    lines = (Path(os.environ["VALENCE_DATA"]) / "sst2" / "dev.tsv").read_text(encoding="utf-8").splitlines()
-    sentences = [line.split("\t")[0] for line in lines[1 : count + 1]]
-    return [Encoding(tokenizer.encode(sentence).ids) for sentence in sentences]
+    return [Encoding(tokenizer.encode(sentence).ids) for sentence in sentences()[:count]]
 
 
-def _by_length(texts: Sequence[Encoding], items: int) -> list[list[Encoding]]:
-    ordered = sorted(texts, key=len)
-    return [ordered[start : start + items] for start in range(0, len(ordered), items)]
-
-
-def _cpu_s(engine: OnnxEngine, batches: Sequence[Sequence[Encoding]]) -> float:
-    ready = [TokenBatch.of(batch) for batch in batches]
+def _cpu_s(engine: OnnxEngine, batches: Sequence[TokenBatch]) -> float:
     started_s = time.process_time()
-    for batch in ready:
+    for batch in batches:
         engine.run(batch)
     return time.process_time() - started_s
 

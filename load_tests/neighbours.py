@@ -8,7 +8,6 @@ labels turn; `--usual` adds onnxruntime's ready-made dynamic int8 of the same we
 """
 
 import argparse
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import onnxruntime
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from load_tests.chosen import chosen_version
+from load_tests.texts import sentences, source
 from service.classifier import activate
 from service.core import Encoding, FloatArray, TokenBatch
 from service.engines import Engine, EngineOptions, ModelShape, open_engine
@@ -86,8 +86,9 @@ def main() -> None:
     tokenizer = Tokenizer.load(
         version.read(manifest.tokenizer), max_tokens=manifest.max_tokens, max_text_chars=32_768
     )
-    texts = [tokenizer.encode(text) for text in _texts(options.texts)]
+    texts = [tokenizer.encode(text) for text in sentences()[: options.texts]]
     beside = tokenizer.encode(SHORT), tokenizer.encode(LONG)
+    print(f"{len(texts)} texts: {source()}\n")
     print("| engine | precision | largest change of a probability | labels that turn | runs |")
     print("|---|---|---|---|---|")
     for name, engine in _engines(version, usual=options.usual):
@@ -129,12 +130,6 @@ def _fold_constants(source: Path, target: Path) -> None:
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     settings.optimized_model_filepath = str(target)
     onnxruntime.InferenceSession(source, settings, providers=["CPUExecutionProvider"])
-
-
-def _texts(count: int) -> list[str]:
-    path = Path(os.environ["VALENCE_DATA"]) / "sst2" / "dev.tsv"
-    lines = path.read_text(encoding="utf-8").splitlines()[1:]
-    return [line.split("\t")[0] for line in lines[:: max(1, len(lines) // count)]][:count]
 
 
 def _distance(one: FloatArray, other: FloatArray, manifest: Manifest) -> float:

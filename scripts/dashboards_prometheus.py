@@ -5,14 +5,13 @@ Knows nothing of dashboards. Needs the `prometheus` command (Debian: apt-get ins
 
 import json
 import math
-import shutil
-import subprocess
 import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,11 +19,11 @@ from typing import Any, Self
 
 import yaml
 
-from load_tests.service_process import free_port
+from scripts.prometheus_process import prometheus
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "deploy/prometheus/rules"
-START_S = 60.0
+SCRAPED_S = 60.0
 
 
 class NoAnswerError(Exception):
@@ -54,50 +53,26 @@ class PrometheusProcess:
 
     Inside of the `with`, each address has been scraped once.
 
-    Raises (at the start): RuntimeError when it ends or is not ready in time.
+    Raises (at the start): RuntimeError when it does not start, or has not scraped them in time.
     """
 
     jobs: Mapping[str, Sequence[str]]
     scrape_s: int = 1
     url: str = ""
-    _folder: tempfile.TemporaryDirectory[str] | None = None
-    _process: "subprocess.Popen[bytes] | None" = field(default=None)
+    _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="valence-prometheus-")
-        folder = Path(self._folder.name)
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        (folder / "prometheus.yml").write_text(self._config(folder), encoding="utf-8")
-        with (folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    shutil.which("prometheus") or "prometheus",
-                    f"--config.file={folder}/prometheus.yml",
-                    f"--storage.tsdb.path={folder}/data",
-                    f"--web.listen-address=127.0.0.1:{port}",
-                    "--enable-feature=exemplar-storage",
-                ],
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-            )
-        give_up_s = time.monotonic() + START_S
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > give_up_s:
-                said = (folder / "log").read_text(encoding="utf-8")[-500:]
-                self.__exit__(None, None, None)
-                raise RuntimeError(f"Prometheus does not start: {said}")
-            time.sleep(0.05)
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="valence-prometheus-")))
+            self.url = stack.enter_context(prometheus(folder, self._config(folder)))
+            self._wait_scraped()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(60)
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._stack.close()
 
     def range(self, query: str, span: Span) -> list[Series]:
         """Every series of the answer that has a number. NoAnswerError: the query is refused."""
@@ -119,7 +94,7 @@ class PrometheusProcess:
             for one in series["exemplars"]
         ]
 
-    def _config(self, folder: Path) -> str:
+    def _config(self, folder: Path) -> dict[str, Any]:
         rules = folder / "rules"
         rules.mkdir()
         for path in sorted(RULES.glob("*.yml")):
@@ -127,28 +102,27 @@ class PrometheusProcess:
             for group in content["groups"]:
                 group["interval"] = f"{self.scrape_s}s"
             (rules / path.name).write_text(yaml.safe_dump(content), encoding="utf-8")
-        return yaml.safe_dump(
-            {
-                "global": {
-                    "scrape_interval": f"{self.scrape_s}s",
-                    "evaluation_interval": f"{self.scrape_s}s",
-                },
-                "rule_files": [f"{rules}/*.yml"],
-                "scrape_configs": [
-                    {"job_name": job, "static_configs": [{"targets": list(addresses)}]}
-                    for job, addresses in self.jobs.items()
-                ],
-            }
-        )
+        return {
+            "global": {"scrape_interval": f"{self.scrape_s}s", "evaluation_interval": f"{self.scrape_s}s"},
+            "rule_files": ["rules/*.yml"],
+            "scrape_configs": [
+                {"job_name": job, "static_configs": [{"targets": list(addresses)}]}
+                for job, addresses in self.jobs.items()
+            ],
+        }
 
-    def _is_ready(self) -> bool:
+    def _wait_scraped(self) -> None:
         """It begins to scrape some seconds after it has said that it is ready."""
-        try:
-            found = self._ask("query", {"query": "count(up)"})["result"]
-        except OSError:
-            return False
-        scraped = int(found[0]["value"][1]) if found else 0
-        return scraped == sum(len(addresses) for addresses in self.jobs.values())
+        wanted = sum(map(len, self.jobs.values()))
+        give_up_s = time.monotonic() + SCRAPED_S
+        while (scraped := self._scraped()) != wanted:
+            if time.monotonic() > give_up_s:
+                raise RuntimeError(f"Prometheus has scraped {scraped} of {wanted} addresses")
+            time.sleep(0.05)
+
+    def _scraped(self) -> int:
+        found = self._ask("query", {"query": "count(up)"})["result"]
+        return int(found[0]["value"][1]) if found else 0
 
     def _ask(self, what: str, asked: Mapping[str, Any]) -> Any:
         form = urllib.parse.urlencode(asked).encode()
@@ -156,6 +130,4 @@ class PrometheusProcess:
             with urllib.request.urlopen(f"{self.url}/api/v1/{what}", form, timeout=30) as response:  # noqa: S310 - our own server
                 return json.load(response)["data"]
         except urllib.error.HTTPError as error:
-            if error.code == 503:  # not ready yet
-                raise
             raise NoAnswerError(json.load(error).get("error", str(error))) from error

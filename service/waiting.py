@@ -30,7 +30,7 @@ class Limits:
     """
 
     max_batch_items: int = 32
-    max_batch_tokens: int = 1024
+    max_batch_tokens: int = 512
     max_queue_items: int = 1024
     max_queue_tokens: int = 131_072
     linger_s: float = 0.0

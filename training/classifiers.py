@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +26,6 @@ from training.pretrained import clear_limits, label_names, load_classifier, load
 # What the service's batches hold on a CPU: more is no faster there.
 BATCH_TOKENS = 1024
 MAX_TEXT_CHARS = 32_768
-
-
-class LogitReader(Protocol):
-    """Texts in, logits out, in the order of the texts."""
-
-    def logits(self, texts: Sequence[str]) -> FloatArray: ...
 
 
 class Reader(ABC):

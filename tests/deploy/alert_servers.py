@@ -4,8 +4,7 @@ Knows nothing of the service but its address.
 """
 
 import re
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ import httpx
 import yaml
 
 from load_tests.service_process import free_port
+from scripts.prometheus_process import prometheus, running
 from tests.deploy.rules_files import FOLDER, ROOT, RULE_FILES, read, tool
-from tests.server import eventually
 
 TICK = "1s"
 """In place of every interval and every `for`. Windows stay as they are."""
@@ -48,23 +47,21 @@ class Watch:
         return told
 
 
-def prometheus_config(folder: Path, *, service: str, alertmanager: str) -> Path:
+def prometheus_config(folder: Path, *, service: str, alertmanager: str) -> dict[str, Any]:
     """The shipped configuration with other addresses and short intervals; its rules lie beside it."""
     (folder / "rules").mkdir()
     for path in RULE_FILES:
         text = path.read_text(encoding="utf-8")
         hurried = re.sub(r"\b(interval|for): \w+$", rf"\1: {TICK}", text, flags=re.MULTILINE)
         (folder / "rules" / path.name).write_text(hurried, encoding="utf-8")
-    config = read(FOLDER / "prometheus.yml")
+    config: dict[str, Any] = read(FOLDER / "prometheus.yml")
     config["global"] |= {"scrape_interval": TICK, "scrape_timeout": TICK, "evaluation_interval": TICK}
     targets = {"valence": service, "alertmanager": alertmanager}
     for job in config["scrape_configs"]:
         if job["job_name"] in targets:
             job["static_configs"] = [{"targets": [targets[job["job_name"]]]}]
     config["alerting"]["alertmanagers"] = [{"static_configs": [{"targets": [alertmanager]}]}]
-    path = folder / "prometheus.yml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return path
+    return config
 
 
 def alertmanager_config(folder: Path) -> Path:
@@ -78,57 +75,24 @@ def alertmanager_config(folder: Path) -> Path:
 
 
 @contextmanager
-def running(command: Sequence[str | Path], log: Path, *, port: int) -> Iterator[httpx.Client]:
-    """A server in a process of its own, when it is ready. It is killed at the end."""
-    with log.open("wb") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
-
-            def ready() -> bool:
-                assert process.poll() is None, log.read_text(encoding="utf-8")[-500:]
-                try:
-                    return client.get("/-/ready").status_code == httpx.codes.OK
-                except httpx.TransportError:
-                    return False
-
-            eventually(ready, f"{log.stem} is ready")
-            yield client
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
 def watching(service: str, folder: Path) -> Iterator[Watch]:
     """Both servers, looking after the service at this address (host:port)."""
-    prometheus, alertmanager = tool("prometheus"), tool("prometheus-alertmanager")
-    port, other_port = free_port(), free_port()
-    scrape = prometheus_config(folder, service=service, alertmanager=f"127.0.0.1:{other_port}")
+    tool("prometheus")
+    port = free_port()
+    command = [
+        tool("prometheus-alertmanager"),
+        f"--config.file={alertmanager_config(folder)}",
+        f"--storage.path={folder / 'alerts'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+    ]
+    config = prometheus_config(folder, service=service, alertmanager=f"127.0.0.1:{port}")
+    # Prometheus finds Alertmanager some seconds after its first evaluation, and loses that one.
+    again = f"--rules.alert.resend-delay={TICK}"
     with (
-        running(
-            [
-                alertmanager,
-                f"--config.file={alertmanager_config(folder)}",
-                f"--storage.path={folder / 'alerts'}",
-                f"--web.listen-address=127.0.0.1:{other_port}",
-                "--cluster.listen-address=",
-            ],
-            folder / "alertmanager.log",
-            port=other_port,
-        ) as second,
-        running(
-            [
-                prometheus,
-                f"--config.file={scrape}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-                "--enable-feature=exemplar-storage",
-                # Prometheus finds Alertmanager some seconds after its first evaluation, and loses that one.
-                f"--rules.alert.resend-delay={TICK}",
-            ],
-            folder / "prometheus.log",
-            port=port,
-        ) as first,
+        running(command, folder / "alertmanager.log", port=port) as alertmanager_url,
+        prometheus(folder, config, again) as prometheus_url,
+        httpx.Client(base_url=prometheus_url, timeout=30, trust_env=False) as first,
+        httpx.Client(base_url=alertmanager_url, timeout=30, trust_env=False) as second,
     ):
         yield Watch(first, second)

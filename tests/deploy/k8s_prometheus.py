@@ -3,8 +3,6 @@
 Knows nothing of autoscaling.
 """
 
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
-import yaml
 
-from load_tests.service_process import free_port
+from scripts import prometheus_process
 from tests.deploy.k8s_manifests import only
+from tests.deploy.rules_files import tool
 from tests.server import eventually
 
 SCRAPE = "1s"
@@ -71,36 +68,12 @@ def scrape_config(overlay: str, target: str) -> dict[str, Any]:
 @contextmanager
 def prometheus(folder: Path, *scrapes: dict[str, Any]) -> Iterator[Prometheus]:
     """A server in a process of its own. Skips where there is none. It is killed at the end."""
-    command = shutil.which("prometheus")
-    if command is None:
-        pytest.skip("prometheus is not installed")
-    config, port = folder / "prometheus.yml", free_port()
-    config.write_text(yaml.safe_dump({"scrape_configs": list(scrapes)}), encoding="utf-8")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                command,
-                f"--config.file={config}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stderr=log,
-        )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
-
-            def ready() -> bool:
-                assert process.poll() is None, (folder / "log").read_text(encoding="utf-8")[-500:]
-                try:
-                    return client.get("/-/ready").status_code == httpx.codes.OK
-                except httpx.TransportError:
-                    return False
-
-            eventually(ready, "Prometheus is ready")
-            yield Prometheus(client)
-    finally:
-        process.kill()
-        process.wait()
+    tool("prometheus")
+    with (
+        prometheus_process.prometheus(folder, {"scrape_configs": list(scrapes)}) as url,
+        httpx.Client(base_url=url, timeout=30, trust_env=False) as client,
+    ):
+        yield Prometheus(client)
 
 
 def now_s() -> float:

@@ -1,10 +1,15 @@
-"""Builds tiny random classifiers of the transformers library, of each family."""
+"""Builds tiny random classifiers of the transformers library, of each family, and reads what it has saved."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
+from encoder.model import SequenceClassifier
+from encoder.pretrained import from_checkpoint
 from tests.encoder.builders import WORDS, scatter
 
 KINDS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert")
@@ -60,3 +65,9 @@ def make_library(kind: str, *, labels: int = 3, seed: int = 0, **changes: Any) -
     )
     model.train(False)
     return scatter(model, seed=seed)
+
+
+def load_saved(folder: Path, *, norm_first: bool = False) -> SequenceClassifier:
+    """Ours of a folder that `save_pretrained` wrote, without dropout."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return from_checkpoint(config, load_file(folder / "model.safetensors"), norm_first=norm_first).eval()

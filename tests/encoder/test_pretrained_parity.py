@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from encoder.model import SequenceClassifier
-from encoder.pretrained import from_checkpoint, load_pretrained
+from encoder.pretrained import from_checkpoint
 from service.store import open_version
 from tests.encoder.builders import batch, largest
-from tests.encoder.checkpoints import KINDS, LONGEST, make_library, pad_id_of
+from tests.encoder.checkpoints import KINDS, LONGEST, load_saved, make_library, pad_id_of
 
 BOUND = 1e-4
 STORE = Path(__file__).parents[2] / "model_store"
@@ -33,7 +33,7 @@ def library_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor, types: Ten
 def test_random_weights_of_each_family(kind: str, labels: int, tmp_path: Path) -> None:
     library = make_library(kind, labels=labels)
     library.save_pretrained(tmp_path)
-    ours = load_pretrained(tmp_path)
+    ours = load_saved(tmp_path)
     for seed, lengths in enumerate(LENGTHS):
         ids, mask = batch(lengths, pad_id=pad_id_of(kind), seed=seed)
         expected = library_logits(library, ids, mask)
@@ -55,7 +55,7 @@ def test_token_types(kind: str, changes: dict[str, Any], tmp_path: Path) -> None
     ids, mask = batch([7, 3, 12], pad_id=pad_id_of(kind))
     types = ids % library.config.type_vocab_size
     expected = library_logits(library, ids, mask, types)
-    assert largest(load_pretrained(tmp_path)(ids, mask, types) - expected) <= BOUND
+    assert largest(load_saved(tmp_path)(ids, mask, types) - expected) <= BOUND
     assert largest(library_logits(library, ids, mask) - expected) > 0.01
 
 
@@ -64,7 +64,7 @@ def test_token_types(kind: str, changes: dict[str, Any], tmp_path: Path) -> None
 def test_all_states_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
     library = make_library(kind)
     library.save_pretrained(tmp_path)
-    encoder = load_pretrained(tmp_path).encoder
+    encoder = load_saved(tmp_path).encoder
     ids, mask = batch([7, 3, 12], pad_id=pad_id_of(kind))
     output = library.base_model(input_ids=ids, attention_mask=mask, output_attentions=True)
     shown = encoder(ids, mask, return_weights=True)
@@ -82,7 +82,7 @@ def test_dropout_falls_where_the_library_has_it(kind: str, tmp_path: Path) -> No
     changes: dict[str, Any] = {"dropout": 0.0} if kind == "distilbert" else {}
     library = make_library(kind, **changes)
     library.save_pretrained(tmp_path)
-    ours = load_pretrained(tmp_path).fuse_attention(False).train()
+    ours = load_saved(tmp_path).fuse_attention(False).train()
     library.train()
     ids, mask = batch([7, 3, 12], pad_id=pad_id_of(kind))
     answers: list[Tensor] = []

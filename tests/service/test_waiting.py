@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from service.settings import Settings
 from service.waiting import Limits, WaitingRoom
 
 Room = WaitingRoom[str, str]
@@ -26,6 +27,13 @@ def drain(room: Room, share: int = 1000) -> list[list[str]]:
     assert room.tokens == 0
     assert list(room.groups()) == []
     return batches
+
+
+@pytest.mark.parametrize(
+    "name", ["max_batch_items", "max_batch_tokens", "max_queue_items", "max_queue_tokens"]
+)
+def test_a_bound_that_is_not_given_is_that_of_a_service_without_settings(name: str) -> None:
+    assert getattr(Limits(), name) == getattr(Settings.model_construct(), name)
 
 
 def test_an_empty_room_has_no_batch() -> None:
@@ -96,9 +104,9 @@ def test_each_cut_is_built_round_the_next_group() -> None:
 
 def test_what_goes_as_a_neighbour_does_not_lose_its_group_the_turn() -> None:
     room: Room = WaitingRoom(Limits(max_batch_items=2))
-    room.add("a", ["a5", "a500"], [5, 500])
+    room.add("a", ["a5", "a200"], [5, 200])
     room.add("b", ["b5", "b90"], [5, 90])
-    assert drain(room) == [["a5", "b5"], ["b90", "a500"]]
+    assert drain(room) == [["a5", "b5"], ["b90", "a200"]]
 
 
 def test_a_group_whose_items_have_all_gone_has_no_turn_any_more() -> None:
