@@ -97,7 +97,7 @@ evaluate: $(DEV_VENV)/.installed
 		--suite "$(SETS)" $(EVALUATE_ARGS)
 
 card: $(DEV_VENV)/.installed
-	$(DEV_VENV)/bin/valence-train card-table runs/evaluate.json training/recipes/teacher.results.json --out runs/measured.md
+	$(DEV_VENV)/bin/valence-train card-table runs/evaluate.json training/recipes/teacher.results.json --out runs/measured.md $(CARD_ARGS)
 	$(DEV_VENV)/bin/valence-train card $(MODEL) runs/measured.md $(NOTES)
 
 docs: $(DEV_VENV)/.installed

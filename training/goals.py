@@ -55,13 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("results", type=Path, help="what evaluate --suite --json wrote of the model")
     add("teacher", type=Path, nargs="?", help="the same of its teacher, for the tests of behaviour")
+    add("--float32", type=Path, help="the same of its float32 form, where that was measured by itself")
     add("--out", type=Path, help="write the note to this file, for export --card (default: print it)")
 
 
 def main(options: argparse.Namespace) -> int:
     """Writes the note and returns 0. Raises ConfigError."""
     teacher = None if options.teacher is None else _read(options.teacher)
-    note = card_table(_read(options.results), teacher)
+    results = _read(options.results)
+    if options.float32 is not None:
+        results["against"] = against(results, _read(options.float32))
+    note = card_table(results, teacher)
     if options.out is None:
         print(note, end="")
     else:
@@ -96,6 +100,27 @@ def card_table(results: dict[str, Any], teacher: dict[str, Any] | None = None) -
     if "checklist" in results:
         parts += ["### Behaviour (CheckList)", *_behaviour(results["checklist"], teacher)]
     return "\n\n".join(parts) + "\n"
+
+
+def against(results: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """What `evaluate --against` says of accuracy, from two results of one version on the same sets.
+
+    Raises ConfigError when they are not: of two versions, or of sets that differ.
+    """
+    sets, others = ({one["set"]: one for one in both["sets"]} for both in (results, other))
+    if results["model"] != other["model"]:
+        raise ConfigError(f"results of {results['model']} and of {other['model']} tell no loss")
+    rows = {name: one["rows"] for name, one in sets.items()}
+    if rows != {name: one["rows"] for name, one in others.items()}:
+        raise ConfigError(
+            f"the results in {results['precision']} and in {other['precision']} are of other sets"
+        )
+    lost = {name: others[name]["accuracy"] - one["accuracy"] for name, one in sets.items()}
+    pooled = sum(lost[name] * rows[name] for name in sets) / sum(rows.values())
+    return {
+        "precision": other["precision"],
+        "sets": [{"set": name, "lost": value} for name, value in {**lost, "all sets": pooled}.items()],
+    }
 
 
 def _row(goal: Goal, results: dict[str, Any]) -> tuple[str, ...]:

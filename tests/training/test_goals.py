@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from training.cli import main
-from training.goals import GOALS, card_table
+from training.config import ConfigError
+from training.goals import GOALS, against, card_table
 
 
 def one_set(name: str, **figures: Any) -> dict[str, Any]:
@@ -31,7 +32,13 @@ def behaviour(name: str, rate: float | None) -> dict[str, Any]:
 
 
 def results(*sets: dict[str, Any], **more: Any) -> dict[str, Any]:
-    about = {"engine": "onnx", "precision": "int8", "max_tokens": 512, "temperature": 1.5}
+    about = {
+        "model": "sentiment/2",
+        "engine": "onnx",
+        "precision": "int8",
+        "max_tokens": 512,
+        "temperature": 1.5,
+    }
     return {**about, "sets": list(sets), **more}
 
 
@@ -54,7 +61,7 @@ def test_every_goal_has_a_row_also_when_nothing_was_measured() -> None:
 
 
 def test_figures_are_held_to_the_goals() -> None:
-    against = {
+    compared = {
         "precision": "float32",
         "sets": [{"set": "imdb/test", "lost": 0.004}, {"set": "all sets", "lost": -0.001}],
     }
@@ -65,7 +72,7 @@ def test_figures_are_held_to_the_goals() -> None:
                 one_set("sst2/test", accuracy=0.926, ece=0.031),
                 one_set("imdb/test", accuracy=0.9199, ece=0.02),
                 one_set("imdb_cad/paired_test", pairs={"pairs": 488, "both_right": 0.9}),
-                against=against,
+                against=compared,
             )
         )
     )
@@ -119,6 +126,33 @@ def test_the_command_prints_or_writes_the_note(tmp_path: Path, capsys: pytest.Ca
     assert printed.startswith("## Measured on\n")
     assert main(["card-table", str(file), str(file), "--out", str(tmp_path / "note.md")]) == 0
     assert (tmp_path / "note.md").read_text(encoding="utf-8") == printed
+
+
+def test_two_results_of_a_version_tell_what_a_form_loses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {}
+    for precision, accuracies in (("int8", (0.90, 0.80)), ("float32", (0.91, 0.7975))):
+        sets = [
+            one_set("imdb/test", accuracy=accuracies[0], rows=100),
+            one_set("cr/all", accuracy=accuracies[1], rows=300),
+        ]
+        files[precision] = tmp_path / f"{precision}.json"
+        files[precision].write_text(json.dumps(results(*sets, precision=precision)), encoding="utf-8")
+    assert main(["card-table", str(files["int8"]), "--float32", str(files["float32"])]) == 0
+    found = {(row[0], row[1]): (row[3], row[4]) for row in goal_rows(capsys.readouterr().out)}
+    assert found["accuracy lost by int8 against float32", "imdb/test"] == ("0.0100", "**missed**")
+    # (100 · 0.01 − 300 · 0.0025) / 400
+    assert found["accuracy lost by int8 against float32", "all sets"] == ("0.0006", "reached")
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [({"model": "x/9"}, "tell no loss"), ({"sets": [one_set("cr/all")]}, "of other sets")],
+)
+def test_results_of_something_else_tell_no_loss(other: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        against(results(one_set("imdb/test")), results(one_set("imdb/test")) | other)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", None])
