@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("results", type=Path, help="what evaluate --suite --json wrote of the model")
     add("teacher", type=Path, nargs="?", help="the same of its teacher, for the tests of behaviour")
     add("--float32", type=Path, help="the same of its float32 form, where that was measured by itself")
-    add("--out", type=Path, help="write the note to this file, for the commands card and export --card (default: print it)")
+    add("--out", type=Path, help="write the note to this file, for card or export --card (default: print it)")
 
 
 def main(options: argparse.Namespace) -> int:
