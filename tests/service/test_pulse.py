@@ -1,5 +1,6 @@
 """Readiness follows what the engine can do, and not what callers send it."""
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,12 @@ import numpy as np
 import pytest
 
 from service.core import FloatArray, TokenBatch
+from service.metrics import Metrics
+from service.predictor import Predictor
 from service.pulse import SUSPECT_AFTER
+from service.settings import Settings
 from tests.models import make_version
-from tests.server import LocalServer, eventually, local_server
+from tests.server import SAFETY_S, LocalServer, eventually, local_server
 from tests.service.stand_ins import GatedEngine, Opener
 
 POISON = "bad " * 20
@@ -102,12 +106,19 @@ def test_a_prediction_ends_the_count(client: httpx.Client, opener: Opener) -> No
     assert len(opener.engine.calls) == calls + 3 * SUSPECT_AFTER, "the engine was asked by callers alone"
 
 
-def test_the_end_does_not_wait_for_an_engine_that_fails(
-    server: LocalServer, client: httpx.Client, opener: Opener
-) -> None:
-    opener.engine.fault = break_down
-    for _ in range(SUSPECT_AFTER):
-        client.post("/predict", json={"inputs": "good"})
-    eventually(lambda: client.get("/health/ready").status_code == 503, "unready")
-    server.ask_to_stop()
-    assert server.wait() == 0
+def test_the_end_leaves_nobody_asking(store: Path, opener: Opener) -> None:
+    async def test() -> None:
+        settings = Settings(model_store=store, device="cpu", lanes=1)
+        predictor = Predictor(settings, Metrics(), open_engine=opener)
+        await predictor.start()
+        opener.engine.fault = break_down
+        for _ in range(SUSPECT_AFTER):
+            await predictor.predict(["good"])
+        async with asyncio.timeout(SAFETY_S):
+            while predictor.unready_reason() is None:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+        await predictor.stop(SAFETY_S)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(test())
